@@ -25,8 +25,8 @@ from summit_train.core.machine import keep_freed_frames
 from summit_train.core.result import TextTable
 from summit_train.data.video.augment import View, scaled_size
 from summit_train.data.video.clips import VideoClip
-from summit_train.data.video.decode import every_frame
-from summit_train.data.video.source import NO_HURRY, Budget, load_video
+from summit_train.data.video.source import load_video
+from summit_train.data.video.stream import probe
 
 FRAMES, STRIDE, SHORT_SIDE, CROP = 8, 8, 256, 224
 # A video: its path, the number of its frames, and its (width, height) at SHORT_SIDE.
@@ -42,7 +42,8 @@ def cropped(pictures: Any) -> Any:
 def with_summit_train(video: Video, wanted: Sequence[int]) -> Any:
     path, num_frames, size = video
     view = View(*size, *((side - CROP) // 2 for side in size), CROP, CROP)
-    return VideoClip(load_video(path, None), num_frames).read(np.array([wanted]), [view])[0]
+    clip = VideoClip(load_video(path, None), num_frames, is_checked=True)
+    return clip.read(np.array([wanted]), [view])[0]
 
 
 def with_pyav(video: Video, wanted: Sequence[int]) -> Any:
@@ -117,8 +118,9 @@ def main() -> None:
     keep_freed_frames()
     videos = list[Video]()
     for path in args.videos:
-        sizes = [(frame.width, frame.height) for frame in every_frame(load_video(path, None), Budget(path, NO_HURRY))]
-        videos.append((path, len(sizes), scaled_size(*sizes[0], SHORT_SIDE)))
+        info = probe(load_video(path, None))
+        assert info.can_jump, path
+        videos.append((path, info.num_frames, scaled_size(info.width, info.height, SHORT_SIDE)))
     used = {name: read for name, (module, read) in DECODERS.items() if find_spec(module)}
     turns = {name: partial(seconds, read, videos, iter(range(args.repeats + 1))) for name, read in used.items()}
     taken: dict[str, list[float]] = {name: [] for name in used}

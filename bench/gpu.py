@@ -82,7 +82,7 @@ def commands(out: Path, work: Path, *, small: bool) -> dict[str, str]:
         "training, fp32": f"bench step {tsm} precision=fp32 {step} --compare {tsn}",
         "the shift, bf16": f"bench/shift.py --precision bf16 --batch {clips} --json {shift}",
         "kernels, bf16": f"bench/operators.py {tsm} precision=bf16 {fed} --out {to}/kernels.png --json",
-        "inference, bf16": f"bench latency {tsm} {tsn} {i3d} {i3d_factorised} {net} precision=bf16 {passes} --json",
+        "inference, bf16": f"papers/latency.py {tsm} {tsn} {i3d} {i3d_factorised} {net} precision=bf16 {passes} --json",
         "videos": f"data motion {made}/videos --val 4 --frames 64 {videos}",
         "packed videos": f"data pack {h264} {jpeg} --root {made}/videos --kind jpeg",
         "cores for the loader": f"bench loader {tsm} {data} data.train={h264} --measure --json {loader}",
@@ -91,11 +91,11 @@ def commands(out: Path, work: Path, *, small: bool) -> dict[str, str]:
         "training, fp16": f"bench step {tsm} precision=fp16 {step} --compare {tsn}",
         "training, fp32 without TF32": f"NVIDIA_TF32_OVERRIDE=0 bench step {tsm} precision=fp32 {step}",
         "training I3D, bf16": f"bench step {i3d} precision=bf16 {step} --compare {i3d_factorised}",
-        "table 1": f"bench table1 {net} {turns} --out {to}/table_1.png --json",
-        "figure 3a": f"bench fig3 a {net} precision=bf16 {turns} --out {to}/figure_3a.png --json",
-        "figure 3b": f"bench fig3 b {net} {turns} --frames-per-second 2000 --out {to}/figure_3b.png --json",
-        "TSM table 6": f"bench latency {net} --table 6 {passes} --out {to}/tsm_table_6.png --json",
-        "TSM table 5": f"bench latency {net} --table 5 {passes} --out {to}/tsm_table_5.png --json",
+        "table 1": f"papers/figure3.py table1 {net} {turns} --out {to}/table_1.png --json",
+        "figure 3a": f"papers/figure3.py a {net} precision=bf16 {turns} --out {to}/figure_3a.png --json",
+        "figure 3b": f"papers/figure3.py b {net} {turns} --frames-per-second 2000 --out {to}/figure_3b.png --json",
+        "TSM table 6": f"papers/latency.py {net} --table 6 {passes} --out {to}/tsm_table_6.png --json",
+        "TSM table 5": f"papers/latency.py {net} --table 5 {passes} --out {to}/tsm_table_5.png --json",
     }
     slow_on_cpus = ("training, compiled, bf16", "training, fp16", "training, fp32 without TF32", "training I3D, bf16")
     return {name: line for name, line in found.items() if not small or name not in slow_on_cpus}

@@ -4,9 +4,9 @@
 #     bench/gpu.sh OUT                 python3, or PYTHON=...; OUT gets gpu.md, gpu.json, pictures and the log
 #     REHEARSE=1 bench/gpu.sh OUT      the same code on the CPU with tiny networks: its figures mean nothing
 #
-# It needs a Python with torch 2.7 or newer and the packages that docs/gpu.md lists; no network, no root, no Horovod, no
-# MPI. Exit status: 0 every test passes, 1 one fails, is skipped or has no time, 2 something is missing. Without a GPU
-# it says so and exits 0.
+# It needs a Python with torch 2.7 or newer and the packages that docs/results.md lists; no network, no root, no Horovod,
+# no MPI. Exit status: 0 every test passes, 1 one fails, is skipped or has no time, 2 something is missing. Without a
+# GPU it says so and exits 0.
 set -euo pipefail
 
 if (($# != 1)) || [[ $1 == -* ]]; then
@@ -29,7 +29,7 @@ missing=$("$python" -c 'import importlib.util as found
 names = "PIL av hypothesis jinja2 matplotlib numpy pydantic pytest rich tensorboard xdist yaml".split()
 print(*(name for name in names if found.find_spec(name) is None))')
 if [[ -n $missing ]]; then
-    echo "bench/gpu.sh: $python lacks $missing; see docs/gpu.md for how to bring wheels" >&2
+    echo "bench/gpu.sh: $python lacks $missing; see docs/results.md for how to bring wheels" >&2
     exit 2
 fi
 

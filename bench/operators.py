@@ -21,7 +21,7 @@ from torch.autograd import DeviceType
 from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerActivity, profile
 
-from summit_train.bench.measure import Place, Turns, open_place
+from summit_train.bench.measure import Context, Turns, open_context
 from summit_train.bench.peak import measure_peaks
 from summit_train.bench.steps import Experiment, StepBench, experiment_of, measure_steps
 from summit_train.core.result import TextTable
@@ -59,21 +59,21 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     args = parser.parse_args()
     experiment = experiment_of(load_spec(args.spec, [*args.overrides, "scale.gpus=1"]), 1, synthetic=True)
-    with open_place() as place:
-        measured = measure_steps([experiment], Turns(5, 2, 4), measure_peaks([experiment.spec], None, place), place)
+    with open_context() as context:
+        measured = measure_steps([experiment], Turns(5, 2, 4), measure_peaks([experiment.spec], None, context), context)
         assert measured is not None, "this is the only rank"
-        values = with_utilisation(measured, *profiled(experiment, args.steps, place))
+        values = with_utilisation(measured, *profiled(experiment, args.steps, context))
     if args.out is not None:
         draw(args.out, values)
     print(json.dumps(values) if args.json else as_text(values))
     return 0
 
 
-def profiled(experiment: Experiment, steps: int, place: Place) -> tuple[dict[str, float], float | None]:
+def profiled(experiment: Experiment, steps: int, context: Context) -> tuple[dict[str, float], float | None]:
     """Return a step's seconds by operator, or GPU kernel and copy, and those in which any ran (None on a CPU)."""
-    on_gpu = place.device.type == "cuda"
-    with Watchdog(place.world, experiment.spec.watch.stall_seconds) as watchdog:
-        bench = StepBench(experiment, place.world, place.device, watchdog)
+    on_gpu = context.device.type == "cuda"
+    with Watchdog(context.world, experiment.spec.watch.stall_seconds) as watchdog:
+        bench = StepBench(experiment, context.world, context.device, watchdog)
         bench.repeat(4)
         # The first profile loads CUPTI, and on a CPU the heap makes room for the profiler's notes.
         for _ in range(2):

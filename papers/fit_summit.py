@@ -15,9 +15,10 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
+import published
+
 from summit_train.core.errors import RunFailed
 from summit_train.core.files import write_text
-from summit_train.scaling import published
 from summit_train.scaling.cost import ScaledJob, expected_maximum, forecast, step_time, steps_per_epoch
 from summit_train.scaling.machines import Compute, Machine, Rate, Storage, load_machine
 from summit_train.spec import Spec, load_spec
@@ -78,7 +79,8 @@ def fit_table_3(machine: Machine, nodes: tuple[int, ...] = ROWS) -> Fit:
 
     seconds = [published_step_seconds(row) for row in rows]
     behind = [expected_maximum(row.gpus) for row in rows]
-    fit, tried = Fit(nodes, 0.04, 0.05, 0.05), []
+    fit = Fit(nodes, 0.04, 0.05, 0.05)
+    tried = []
     for _ in range(ROUNDS):
         # Communication is worked out with the constants so far: it jumps by up to a cycle where a gradient just misses
         # one. So the last round is not always the best.
@@ -87,7 +89,8 @@ def fit_table_3(machine: Machine, nodes: tuple[int, ...] = ROWS) -> Fit:
         tried.append((sum(error**2 for error in errors), fit))
         left_s, first_s, second_s = (t - step.communication_s for t, step in zip(seconds, steps, strict=True))
         cv = (second_s - first_s) / (first_s * behind[2] - second_s * behind[1])
-        long_pass_s, pass_s = left_s / (1 + cv * behind[0]), first_s / (1 + cv * behind[1])
+        long_pass_s = left_s / (1 + cv * behind[0])
+        pass_s = first_s / (1 + cv * behind[1])
         clip_s = (long_pass_s - pass_s) / (rows[0].clips_per_gpu - rows[1].clips_per_gpu)
         fit = Fit(nodes, clip_s, pass_s - rows[1].clips_per_gpu * clip_s, cv)
         if min(fit[1:]) <= 0:
@@ -121,7 +124,8 @@ def speed_ratios(machine: Machine) -> dict[str, float]:
 
 def with_constants(machine: Machine, fit: Fit) -> Machine:
     """Return the machine with the fitted constants. The I3Ds' rates are TSM's by the ratio of Table 1's throughputs."""
-    tsm, table = 1 / fit.seconds_per_clip, published.TABLE_1
+    tsm = 1 / fit.seconds_per_clip
+    table = published.TABLE_1
     tsn = "as tsm: the shift is taken to cost nothing"
     rates = [Rate(arch="tsn", num_frames=8, clips_per_second=tsm, source=tsn)]
     for arch, row in table.items():
@@ -146,8 +150,10 @@ def fitted(base: Machine, fit: Fit) -> Machine:
 
     rounded = Fit(fit.rows, *map(four_digits, (fit.seconds_per_clip, fit.step_overhead_s, fit.straggler_cv)))
     machine = with_constants(base, rounded)
-    arch, nodes = "i3d_3x1x1", RATIO_ROW.nodes
-    spec, ratio = SPECS[arch], SPEED_RATIO[arch]
+    arch = "i3d_3x1x1"
+    nodes = RATIO_ROW.nodes
+    spec = SPECS[arch]
+    ratio = SPEED_RATIO[arch]
     step_s = ratio * step_time(job_of(machine, SPECS["tsm"], RATIO_ROW)).step_s
     frames = machine.gpus_per_node * spec.scale.clips_per_gpu * spec.data.num_frames
     source = f"fitted: {arch} is {ratio} times as slow as TSM at {nodes} nodes (section 4.2)"
@@ -176,7 +182,8 @@ def print_fit(machine: Machine, fit: Fit) -> None:
     print("\nnodes  published s  predicted s   error  step s, published times / (100 x ceil(240000 / batch))")
     errors = errors_of(machine)
     for row in published.TIMED_ROWS:
-        seconds, error = row.seconds or 0, errors[row.nodes]
+        seconds = row.seconds or 0
+        error = errors[row.nodes]
         note = "fitted" if row.nodes in fit.rows else f"(printed to {60 if row.nodes <= 32 else 1} s)"
         times = f"{seconds:11,}  {seconds * (1 + error):11,.0f}  {100 * error:+5.2f} %"
         print(f"{row.nodes:5}  {times}  {published_step_seconds(row):.4f}  {note}")

@@ -66,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         try:
             parser, command = _parser(arguments)
-            args = _parse(parser, arguments)
+            args = parse_arguments(parser, arguments)
         except SystemExit:
             if not show(Result()):  # flushes a help text here, where an error can still be caught
                 return 1
@@ -119,7 +119,7 @@ def _parser(arguments: Sequence[str]) -> tuple[argparse.ArgumentParser, Run]:
     return parser, run
 
 
-def _parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse.Namespace:
+def parse_arguments(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse.Namespace:
     """Parse; `key=value` may stand before and behind options, which argparse alone does not allow."""
     args, left = parser.parse_known_args(arguments)
     wrong = [word for word in left if word.startswith("-") or "=" not in word or "overrides" not in args]

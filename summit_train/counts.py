@@ -13,7 +13,7 @@ from contextlib import suppress
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any
 
 from pydantic import TypeAdapter
 
@@ -22,7 +22,7 @@ from summit_train.core.files import cache_folder, read_file, write_text
 from summit_train.spec import ModelSpec, Spec
 from summit_train.spec.catalog import is_foreign
 
-Counted = TypeVar("Counted")
+_COUNT = TypeAdapter(Count)
 
 
 def count_network(spec: Spec) -> Count:
@@ -36,7 +36,7 @@ def count_network(spec: Spec) -> Count:
     optimizer = spec.optimizer
     names = {"freeze", "lr_factors", "head_lr_factor", "first_lr_factor"}
     by_name = optimizer.model_dump(mode="json", include=names) if optimizer.freeze or optimizer.lr_factors else None
-    return kept(spec.model, [spec.data.clip_shape, spec.execution.compile, by_name], count, Count)
+    return _kept(spec.model, [spec.data.clip_shape, spec.execution.compile, by_name], count)
 
 
 def count_model(model: ModelSpec, clip_shape: tuple[int, int, int, int]) -> Count:
@@ -47,36 +47,36 @@ def count_model(model: ModelSpec, clip_shape: tuple[int, int, int, int]) -> Coun
 
         return count_model(model, clip_shape)
 
-    return kept(model, [clip_shape, False, None], count, Count)
+    return _kept(model, [clip_shape, False, None], count)
 
 
-def kept(model: ModelSpec, keys: list[Any], count: Callable[[], Counted], kind: Any) -> Counted:
-    """Return a count of type `kind`, which `model` and `keys` determine: from the cache, else counted and stored."""
+def _kept(model: ModelSpec, keys: list[Any], count: Callable[[], Count]) -> Count:
+    """Return the count that `model` and `keys` determine: from the cache, else counted and stored."""
     if is_foreign(model.arch):
         return count()
     try:
-        keys = [str(kind), _code(), model.model_dump(mode="json", exclude={"pretrained"}), *keys]
+        keys = [_code(), model.model_dump(mode="json", exclude={"pretrained"}), *keys]
         file = cache_folder() / "counts" / f"{hashlib.sha256(json.dumps(keys).encode()).hexdigest()}.json"
     except (OSError, PackageNotFoundError):  # no home folder, unreadable code, or a torch without metadata
         return count()
     with suppress(OSError, ValueError):  # not there, or not whole
-        return cast(Counted, _read(file, kind))
+        return _read(file)
     counted = count()
     with suppress(OSError):  # counted again next time
-        write_text(file, TypeAdapter(kind).dump_json(counted).decode())
+        write_text(file, _COUNT.dump_json(counted).decode())
     return counted
 
 
 @cache
-def _read(file: Path, kind: Any) -> Any:
-    return TypeAdapter(kind).validate_json(read_file(file))
+def _read(file: Path) -> Count:
+    return _COUNT.validate_json(read_file(file))
 
 
 @cache
 def _code(package: Path = Path(__file__).parent) -> str:
-    """Return a digest of what builds and counts networks and their steps."""
+    """Return a digest of what builds and counts networks."""
     files = [package / "core/count.py"]
-    for folder in ("models", "spec", "tasks", "optim", "training"):
+    for folder in ("models", "spec", "tasks"):
         files += sorted((package / folder).rglob("*.py"))
     contents = [file.read_bytes() for file in files]
     return hashlib.sha256(b"\0".join([version("torch").encode(), *contents])).hexdigest()

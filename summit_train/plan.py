@@ -9,13 +9,13 @@ from typing import Any
 
 from summit_train.core.count import Count
 from summit_train.core.errors import UserError
-from summit_train.core.text import counted
+from summit_train.core.text import binary_size, counted, share
 from summit_train.core.workers import READ_AHEAD
 from summit_train.counts import count_network
 from summit_train.data.batches.order import Order, virtual_gpus_of
 from summit_train.optim.schedule import Schedule, peak_learning_rate
 from summit_train.spec import Spec
-from summit_train.spec.keys import OptimizerSpec, ScheduleSpec
+from summit_train.spec.keys import SOLVER_KEYS, OptimizerSpec, ScheduleSpec
 
 _MOST_VIEWS = 16  # of a test at once; more make it no faster
 _LARGEST_LR = 1e30  # fits float32 even times a factor of the head's LR
@@ -157,7 +157,8 @@ def make_plan(spec: Spec, ranks: int, num_clips: int) -> Plan:
     """
     virtual_gpus = spec.scale.gpus if spec.scale.gpus is not None else ranks
     if ranks > virtual_gpus:
-        right = f"start {counted(virtual_gpus, 'rank')}{' or fewer' * (virtual_gpus > 1)}, or raise it"
+        fewer = " or fewer" if virtual_gpus > 1 else ""
+        right = f"start {counted(virtual_gpus, 'rank')}{fewer}, or raise it"
         raise UserError(f"scale.gpus must be at least the {ranks:,} ranks, got {virtual_gpus:,}; {right}")
     global_batch = virtual_gpus * spec.scale.clips_per_gpu
     views = num_clips * spec.data.repeats  # of an epoch
@@ -228,12 +229,12 @@ def _ladder(spec: Spec, learners: int, num_clips: int) -> tuple[BatchSize, ...]:
     """
     grow = spec.parallel.grow_batch
     size = spec.scale.clips_per_gpu
-    share = num_clips // learners
+    clips_each = num_clips // learners
     sizes = [size]
     if grow is not None:
-        largest = grow.max or share // size * size
-        if largest > share:
-            has = f"{learners:,} learners have {share:,} of the {num_clips:,} clips each"
+        largest = grow.max or clips_each // size * size
+        if largest > clips_each:
+            has = f"{learners:,} learners have {clips_each:,} of the {num_clips:,} clips each"
             raise UserError(f"parallel.grow_batch.max: {largest:,} clips do not fit a learner's epoch: {has}")
         while sizes[-1] < largest:
             sizes.append(min(sizes[-1] * grow.factor, largest))
@@ -316,3 +317,125 @@ def sample_learning_rates(plan: Plan, points: int = 9) -> list[tuple[int, float]
     last = plan.total_steps - 1
     steps = {round(last * i / (points - 1)) for i in range(points)} | {max(0, plan.warmup_steps - 1)}
     return [(step, plan.learning_rate(step)) for step in sorted(steps)]
+
+
+def plan_rows(plan: Plan) -> list[tuple[str, str]]:
+    """Return the plan as rows of name and text, for people."""
+    spec = plan.spec
+    network = plan.network
+    rows = [
+        ("virtual GPUs", f"{plan.virtual_gpus:,} = {_shares_text(plan)} accumulation"),
+        *balance_rows(plan),
+        ("global batch", _batch_text(plan)),
+    ]
+    if network.has_bn:
+        clips = counted(plan.clips_per_gpu, "clip")
+        rows.append(("BN batch", f"{clips} x {spec.data.num_frames} frames of one virtual GPU"))
+    warmup_epochs = counted(plan.warmup_steps / plan.steps_per_epoch, "epoch")
+    is_whole = network.trained_parameters == network.parameters
+    part = "" if is_whole else f", of which {network.trained_parameters:,} are trained"
+    input_mb = plan.input_bytes_per_step_and_rank / 1e6
+    held_mb = plan.clip_bytes_per_rank / 1e6
+    workers = spec.data.workers
+    rows += [
+        ("steps", _steps_text(plan)),
+        ("dropped clips", f"{plan.dropped_clips_per_epoch:,} of {plan.clips:,} per epoch, different ones each time"),
+        ("solver", _solver_text(spec.optimizer)),
+        ("warm-up", f"{counted(plan.warmup_steps, 'step')} = {warmup_epochs}, {spec.schedule.warmup}"),
+        ("peak LR", f"{plan.peak_lr:.6g} ({spec.optimizer.lr_scaling} scaling of {spec.optimizer.base_lr:g})"),
+        ("decay", _decay_text(spec.schedule)),
+        ("parameters", f"{network.parameters:,}{part}"),
+        *_communication_rows(plan),
+        ("multiply-adds", f"{network.multiply_adds / 1e9:,.2f} G a clip, forward"),
+        ("input", f"{input_mb:,.1f} MB a step and rank, uint8, {held_mb:,.1f} MB in memory at once"),
+        ("workers", "one for each core of a rank, at most 4" if workers is None else f"{workers:,} a rank"),
+        ("memory", f"about {binary_size(plan.memory_bytes_per_rank)} a rank (weights and activations)"),
+    ]
+    if network.note:
+        rows.append(("network built", network.note))
+    kept = f"{spec.checkpoint.keep} kept"
+    if spec.checkpoint.keep_best is not None:
+        kept += " and the best"
+    if spec.checkpoint.background:
+        kept += "; written alongside the steps from a copy in rank 0's memory"
+    rows.append(("checkpoint", f"{plan.checkpoint_bytes / 1e6:,.0f} MB, {kept}"))
+    return rows
+
+
+def _shares_text(plan: Plan) -> str:
+    """Return how many ranks have how many virtual GPUs: "2 ranks x 3 + 1 rank x 4"."""
+    fewer, more = divmod(plan.virtual_gpus, plan.ranks)
+    shares = ((plan.ranks - more, fewer), (more, fewer + 1))
+    return " + ".join(f"{counted(ranks, 'rank')} x {each:,}" for ranks, each in shares if ranks)
+
+
+def _batch_text(plan: Plan) -> str:
+    text = f"{counted(plan.global_batch, 'clip')} = {counted(plan.frames_per_batch, 'frame')}"
+    views = plan.spec.data.repeats
+    return text if views == 1 else f"{text}, {views} views of each of {plan.global_batch // views:,} clips of the list"
+
+
+def _steps_text(plan: Plan) -> str:
+    text = f"{plan.total_steps:,} = {counted(plan.epochs, 'epoch')} x {plan.steps_per_epoch:,}"
+    stop = plan.spec.schedule.early_stop
+    if stop is None:
+        return text
+    return f"at most {text}; stops after {counted(stop.epochs, 'epoch')} without a better {stop.measure}"
+
+
+def _solver_text(optimizer: OptimizerSpec) -> str:
+    """Return the solver with its constants and its trust ratio: "sgd, momentum 0.9; weight decay 0.0001"."""
+    solver: list[str] = [optimizer.name]
+    for key in SOLVER_KEYS[optimizer.name]:
+        value = getattr(optimizer, key)
+        if key == "betas":
+            solver.append(f"betas {value[0]:g}, {value[1]:g}")
+        elif value or key != "momentum":
+            solver.append(f"{key} {value:g}")
+    words = [", ".join(solver), f"weight decay {optimizer.weight_decay:g}"]
+    if optimizer.layer_decay != 1:
+        words.append(f"layer decay {optimizer.layer_decay:g}")
+    for frozen in optimizer.freeze:
+        until = "" if frozen.until_epoch is None else f" for {counted(frozen.until_epoch, 'epoch')}"
+        words.append(f"frozen{until}: {', '.join(frozen.names)}")
+    trust = optimizer.trust_ratio
+    if trust is not None:
+        values = f"{trust.coefficient:g}" if trust.kind == "lars" else f"[{trust.lower:g}, {trust.upper:g}]"
+        words.append(f"trust ratio {trust.kind} {values}")
+    return "; ".join(words)
+
+
+def _decay_text(schedule: ScheduleSpec) -> str:
+    """Return the decay with its constants: "polynomial, power 2"."""
+    if schedule.decay == "polynomial":
+        return f"polynomial, power {schedule.power:g}"
+    if schedule.decay == "steps":
+        epochs = ", ".join(f"{epoch:g}" for epoch in schedule.milestones)
+        return f"steps, x {schedule.factor:g} after epochs {epochs}"
+    return ", ".join([schedule.decay, *(f"{name} {value}" for name, value in schedule.options.items())])
+
+
+def balance_rows(plan: Plan) -> list[tuple[str, str]]:
+    """Return what it costs that some ranks have one virtual GPU more than others, if any have."""
+    if plan.load_balance == 1:
+        return []
+    enough = -(-plan.virtual_gpus // plan.accumulation)
+    as_fast = f"; {counted(enough, 'rank')} would be as fast" if enough < plan.ranks else ""
+    waits = f"ranks with {counted(plan.accumulation - 1, 'virtual GPU')} wait for those with {plan.accumulation:,}"
+    return [("load balance", f"{share(plan.load_balance)} efficiency: {waits}{as_fast}")]
+
+
+def _communication_rows(plan: Plan) -> list[tuple[str, str]]:
+    """Return what the ranks exchange, and where the batch grows what becomes of it."""
+    parallel = plan.spec.parallel
+    if parallel.method == "synchronous":
+        return [("gradients", f"{plan.gradient_bytes / 1e6:,.1f} MB a step through the allreduce")]
+    rounds = averages_per_epoch(plan.spec, plan.steps_per_epoch)
+    state = "weights and solver state" if parallel.optimizer_state == "average" else "weights"
+    sent = f"{plan.averaging_bytes / 1e6:,.1f} MB of {state}"
+    rows = [("averaging", f"{counted(plan.virtual_gpus, 'learner')}; {counted(rounds, 'average')} an epoch of {sent}")]
+    if len(plan.ladder) > 1:
+        sizes = ", ".join(f"{size.clips_per_gpu:,}" for size in plan.ladder)
+        lengths = ", ".join(f"{size.steps_per_epoch:,}" for size in plan.ladder)
+        rows.append(("growing batch", f"{sizes} clips of a learner: {lengths} steps an epoch"))
+    return rows

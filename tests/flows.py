@@ -28,7 +28,7 @@ from summit_train.data.packed.format import (
     Pack,
     Packing,
     StoredFile,
-    encode_sample,
+    around_content,
     picture_checksum,
     shard_name,
 )
@@ -109,7 +109,8 @@ def write_packed(out: Path, videos: Sequence[Fields], labels: Sequence[int], mod
         ends = np.cumsum([len(content) for content in contents]).tolist()
         sums = [picture_checksum(facts.checksum(), i, content) for i, content in enumerate(contents)]
         pictures += zip(ends, sums, strict=True)
-        shard += b"".join(map(bytes, encode_sample(number, ".mjpeg", contents, facts, {})))
+        content = b"".join(contents)
+        shard += content.join(around_content(number, ".mjpeg", len(content), facts))
     shard += SHARD_END
     (out / shard_name(0)).write_bytes(shard)
     (out / INDEX_FOLDER).mkdir()

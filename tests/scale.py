@@ -46,7 +46,7 @@ from summit_train.data.batches.order import Order
 from summit_train.data.dataset import Dataset
 from summit_train.data.manifest import ManifestRow, write_manifest
 from summit_train.data.motion import FPS, MotionSet
-from summit_train.data.video.encode import open_writer
+from summit_train.data.video.encode import Encoding, open_writer
 from summit_train.data.video.span import Span
 from summit_train.spec import load_spec
 from summit_train.training.step import TrainStep
@@ -151,7 +151,7 @@ def rehearse_film(seconds: int, folder: Path, side: int = 240, span: int = 10, c
     os.environ["XDG_CACHE_HOME"] = str(folder)
     frames, _ = MotionSet(size=side, num_frames=4 * FPS).video("train", 0)
     film, length = folder / "film.mp4", seconds * FPS
-    with open_writer(film, (side, side), FPS, quality=20, key_every=250) as write:
+    with open_writer(film, (side, side), FPS, Encoding(quality=20, key_every=250)) as write:
         for number in range(length):
             write(frames[number % len(frames)], number)
     starts = [(length - span * FPS) * number // clips for number in range(clips)]

@@ -13,10 +13,10 @@ import yaml
 from summit_train.data.video.augment import crop_sizes
 from summit_train.models.count import count_network, stream_elements
 from summit_train.plan import make_plan
-from summit_train.scaling.published_tsm import KINETICS, SOMETHING, TABLES
 from summit_train.spec import Spec, load_spec
 from summit_train.spec.catalog import ARCHITECTURES
 from summit_train.spec.model_data import DetectorSpec
+from tests.worlds import bench_script
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 OTHERS = ("sites", "sweeps", "machines")  # folders whose files are no specs
@@ -161,13 +161,16 @@ def test_a_spec_of_flow_differs_from_its_rgb_stream_in_the_input() -> None:
 
 def test_every_row_of_the_tsm_papers_tables_that_can_be_trained_has_a_spec() -> None:
     """And the spec quotes its accuracy. Ensembles are left out."""
-    folders = {SOMETHING: "something_v1", KINETICS: "kinetics"}
+    paper = bench_script("published_tsm")
+    folders = {paper.SOMETHING: "something_v1", paper.KINETICS: "kinetics"}
     of_network = {
         (path.parent.name, *_network(spec)): path
         for path, spec in reversed(specs().items())
         if spec.data.modality == "rgb"
     }
-    rows = [row for table in TABLES.values() for row in table.rows if row.network and len(row.network.frames) == 1]
+    rows = [
+        row for table in paper.TABLES.values() for row in table.rows if row.network and len(row.network.frames) == 1
+    ]
     assert len(rows) >= 20
     for row in rows:
         for data_set, top1 in row.top1.items():

@@ -1,4 +1,4 @@
-"""README.md and docs/ against what there is: links, files, commands and their options, specs, keys of a sweep."""
+"""README.md, docs/ and papers/ against what there is: links, files, commands and options, specs, keys of a sweep."""
 
 from __future__ import annotations
 
@@ -16,12 +16,14 @@ from summit_train.__main__ import _COMMANDS, _parser, main
 from summit_train.spec import load_spec
 from summit_train.spec.source import shipped_names
 from summit_train.sweep.grid import SweepFile, load_sweep
+from tests.scale import WHAT
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "summit_train"
 README = ROOT / "README.md"
-PAGES = [README, *sorted((ROOT / "docs").rglob("*.md"))]
-TEXTS = {str(page.relative_to(ROOT)): page.read_text(encoding="utf-8") for page in PAGES}
+PAGES = sorted((ROOT / "docs").rglob("*.md"))  # of the site
+OUTSIDE = sorted((ROOT / "papers").glob("*.md"))
+TEXTS = {str(page.relative_to(ROOT)): page.read_text(encoding="utf-8") for page in [README, *PAGES, *OUTSIDE]}
 ALL = "\n".join(TEXTS.values())
 
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.S | re.M)
@@ -80,7 +82,9 @@ def test_every_page_can_be_reached_from_the_readme() -> None:
         new = {path for path, _ in _links(left.pop()) if path in TEXTS} - reached
         reached |= new
         left += new
-    assert reached == set(TEXTS) - {"docs/index.md"}  # the site's own list of pages
+    outside = {str(page.relative_to(ROOT)) for page in OUTSIDE}
+    assert reached == set(TEXTS) - outside - {"docs/index.md"}  # the site's own list of pages
+    assert outside == set(re.findall(r"`(papers/\w+\.md)`", TEXTS["docs/papers.md"]))
 
 
 def test_every_file_and_every_module_that_is_named_exists() -> None:
@@ -107,7 +111,7 @@ def test_the_tree_of_the_house_is_the_packages() -> None:
 
 def test_the_index_has_every_page() -> None:
     named = re.findall(r"^([a-z][\w/]*)$", TEXTS["docs/index.md"], re.M)
-    pages = [str(page.relative_to(ROOT / "docs").with_suffix("")) for page in PAGES[1:]]
+    pages = [str(page.relative_to(ROOT / "docs").with_suffix("")) for page in PAGES]
     assert sorted([*named, "index"]) == sorted(pages)
 
 
@@ -154,12 +158,17 @@ def test_every_line_is_taken(command: str) -> None:
         assert not any(word.startswith("configs/") for word in words), f"{page}: {line}: a shipped file has a name"
 
 
+def test_every_measurement_of_limits_that_is_named_exists() -> None:
+    named = re.findall(r"python -m tests\.scale (\w+)(?: [\d,]+)?", ALL)
+    assert {"ranks", "accumulation", "films", "lists"} <= set(named) <= set(WHAT)
+
+
 def test_the_published_figures_of_video_detection_have_the_gain_that_the_paper_names() -> None:
     """ "especially on the fast moving objects, where TSM increases mAP by 4.6%"; each row has all figures."""
-    rows = [line.strip("| ").split(" | ") for line in TEXTS["docs/detection.md"].splitlines() if line.count("|") == 8]
-    figures = {(row[0], row[-1]): list(map(float, row[2:6])) for row in rows[2:]}
-    assert len(figures) == 9
-    table = "TSM journal version, Table 9"
+    rows = [line.strip("| ").split(" | ") for line in TEXTS["docs/detection.md"].splitlines() if line.count("|") == 7]
+    figures = {(row[0], row[-1]): list(map(float, row[1:5])) for row in rows[2:]}
+    assert len(figures) == 6
+    table = "TSM, Table 9"
     gain = figures["Online TSM, ResNet-101", table][3] - figures["R-FCN, ResNet-101", table][3]
     assert gain == pytest.approx(4.6)
 
@@ -173,12 +182,18 @@ def test_the_examples_are_specs(tmp_path: Path) -> None:
     for page, name in (("README.md", "mine"), ("docs/detection.md", "moving")):
         (tmp_path / "spec.yaml").write_text(_example(page))
         assert load_spec(tmp_path / "spec.yaml").name == name
-    # The first project's keys are laid over those that init wrote.
-    (tmp_path / "spec.yaml").write_text(
-        f"name: videos\nextends: shipped:tsm_finetune\n{_example('docs/first_project.md')}"
-    )
+    (tmp_path / "spec.yaml").write_text(_example("docs/first_project.md"))
     spec = load_spec(tmp_path / "spec.yaml")
-    assert (spec.model.freeze_bn, spec.model.backbone, spec.data.crop) == ("all_but_first", "mobilenet_v2", 112)
+    assert (spec.name, spec.model.freeze_bn, spec.data.crop) == ("videos", "all_but_first", 112)
+    assert spec.model.backbone == "mobilenet_v2" and f"'{spec.model.pretrained}')" in TEXTS["docs/first_project.md"]
+
+
+def test_the_flow_stream_extends_the_rgb_run(tmp_path: Path) -> None:
+    (tmp_path / "rgb.yaml").write_text(_example("README.md"))
+    (tmp_path / "flow.yaml").write_text(_example("docs/two_streams.md"))
+    rgb, flow = (load_spec(tmp_path / f"{name}.yaml") for name in ("rgb", "flow"))
+    assert (flow.data.modality, flow.model.pretrained, flow.optimizer.first_lr_factor) == ("flow", "runs/rgb", 5)
+    assert flow.schedule == rgb.schedule
 
 
 def test_the_page_on_detection_shows_the_spec_whose_figures_it_gives(tmp_path: Path) -> None:
@@ -195,6 +210,14 @@ def test_the_sweeps_example_is_a_sweep(tmp_path: Path) -> None:
     assert [run.nodes for run in runs] == [2, 4, 2, 4, 2, 4, 2, 4, 1]
     assert [run.spec.optimizer.lr_scaling for run in runs] == ["linear"] * 4 + ["sqrt"] * 4 + ["linear"]
     assert all(run.spec.schedule.epochs == 50 for run in runs)
+
+
+def test_the_example_of_folds_is_a_sweep(tmp_path: Path) -> None:
+    _, folds = (block for language, block in _FENCE.findall(TEXTS["docs/sweeps.md"]) if language == "yaml")
+    (tmp_path / "mine.yaml").write_text(_example("README.md"))
+    (tmp_path / "folds.yaml").write_text(folds)
+    runs = load_sweep(tmp_path / "folds.yaml").runs
+    assert len(runs) == 3 * 2 * 5 and runs[0].name in TEXTS["docs/sweeps.md"]
 
 
 def test_the_table_of_a_sweeps_keys_has_every_key_with_its_default() -> None:

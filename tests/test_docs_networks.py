@@ -1,19 +1,24 @@
-"""docs/networks.md: every network and every count; docs/fine_tuning.md: its example."""
+"""docs/networks.md: every network and every count; docs/recipes.md: its examples."""
 
 from __future__ import annotations
 
 import functools
 import re
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+from torch import nn
 
 from summit_train.models import VideoNetwork, build_model
+from summit_train.models.build import build_network
 from summit_train.models.count import count
 from summit_train.models.shift import TemporalShift
 from summit_train.spec import load_spec
 from summit_train.spec.catalog import ARCHITECTURES, BACKBONES
+from summit_train.sweep.grid import load_sweep
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs/networks.md").read_text(encoding="utf-8")
@@ -29,7 +34,7 @@ def _tables() -> list[list[Row]]:
     return tables
 
 
-NETWORKS, ON_BACKBONES, NON_LOCAL, _, TRANSFORMERS = _tables()[:5]
+NETWORKS, ON_BACKBONES, NON_LOCAL, TRANSFORMERS = _tables()[:4]
 
 
 def _words(cell: str) -> list[str]:
@@ -100,12 +105,36 @@ def test_mobilenets_width_is_torchvisions() -> None:
     assert f"{sum(parameter.numel() for parameter in network.parameters()):,} here" in PAGE
 
 
-def test_the_example_of_fine_tuning_loads(tmp_path: Path) -> None:
-    page = (ROOT / "docs/fine_tuning.md").read_text(encoding="utf-8")
-    (example,) = re.findall(r"^```yaml\n(.*?)^```", page, re.S | re.M)
-    (tmp_path / "mine.yaml").write_text(example)
+def test_your_own_network_of_the_page_has_logits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """timm is a stand-in here, as it needs torchvision."""
+    page = (ROOT / "docs/own_parts.md").read_text(encoding="utf-8")
+    ((code, _), (keys, _)) = (re.findall(rf"^```{kind}\n(.*?)^```", page, re.S | re.M) for kind in ("python", "yaml"))
+
+    def create_model(name: str, num_classes: int, drop_path_rate: float) -> nn.Module:
+        assert (name, drop_path_rate) == ("vit_base_patch16_224", 0.1)
+        return nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, num_classes))
+
+    monkeypatch.setitem(sys.modules, "timm", SimpleNamespace(create_model=create_model))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "nets.py").write_text(code)
+    (tmp_path / "base.yaml").write_text("data: {train: train.csv, val: val.csv}")
+    (tmp_path / "mine.yaml").write_text(f"name: mine\nextends: base.yaml\n{keys}")
     spec = load_spec(tmp_path / "mine.yaml")
+    assert (spec.data.crop, spec.evaluate.short_side) == (224, 224)
+    network = build_network(spec)
+    assert network(torch.zeros(2, 8, 3, 224, 224)).shape == (2, 400)
+
+
+def test_the_examples_of_the_recipes_load(tmp_path: Path) -> None:
+    page = (ROOT / "docs/recipes.md").read_text(encoding="utf-8")
+    mine, rates = re.findall(r"^```yaml\n(.*?)^```", page, re.S | re.M)
+    (tmp_path / "mine.yaml").write_text(mine)
+    (tmp_path / "lr.yaml").write_text(rates)
+    spec, sweep = load_spec(tmp_path / "mine.yaml"), load_sweep(tmp_path / "lr.yaml")
     assert (spec.model.freeze_bn, spec.optimizer.head_lr_factor, spec.model.dropout) == ("all_but_first", 5, 0.8)
     # LR 0.001 at batch 64, 25 epochs.
     assert spec.optimizer.base_lr * 64 / spec.optimizer.base_batch == pytest.approx(0.001)
     assert spec.schedule.epochs == 25
+    # A third of it and three times as much, over two seeds.
+    factors = {round(run.spec.optimizer.base_lr / spec.optimizer.base_lr, 1) for run in sweep.runs}
+    assert factors == {0.3, 1.0, 3.2} and len(sweep.runs) == 6

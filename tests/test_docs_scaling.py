@@ -1,9 +1,10 @@
-"""docs/scaling.md and docs/large_batches.md: their tables are what the program works out."""
+"""docs/scaling.md and docs/large_batches.md: tables and figures are what the program works out."""
 
 from __future__ import annotations
 
 import json
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -11,12 +12,10 @@ import pytest
 from summit_train.__main__ import main
 from summit_train.core.text import duration
 from summit_train.plan import make_plan
-from summit_train.scaling import published
 from summit_train.scaling.machines import load_machine
-from summit_train.scaling.roofline import DEVICES, published_steps
 from summit_train.spec import load_spec
 from summit_train.spec.keys import OptimizerSpec, TrustRatioSpec
-from tests.worlds import bench_script, recorded_torch
+from tests.worlds import bench_script
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs/scaling.md").read_text(encoding="utf-8")
@@ -24,9 +23,7 @@ KINETICS = ROOT / "configs" / "kinetics"
 SPECS = {"TSM": [str(KINETICS / "tsm_r50_8f_1536gpu.yaml")]}
 ROWS = re.findall(r"^\| `(TSM [^`]*)` \| ([\d.]+) \| (\d+) \|$", PAGE, re.M)
 BATCHES = (ROOT / "docs/large_batches.md").read_text(encoding="utf-8")
-PRESETS = re.findall(
-    r"^\| ([\d,]+) \| ([\d,]+) \| ([\d,]+) \| (\w+) \| ([\d.]+) \| (\d+) \| ([\d.]+) \|$", BATCHES, re.M
-)
+PRESETS = re.findall(r"^\|([\d,]+)\|([\d,]+)\|([\d,]+)\|(\w+)\|([\d.]+)\|(\d+)\|([\d.]+)\|$", BATCHES, re.M)
 SUFFIX = {"linear": "", "date": "_date", "lars": "_lars"}
 
 
@@ -42,18 +39,6 @@ def test_a_row_is_what_its_command_prints(
     assert main(["simulate", *SPECS[name], *options, "--json"]) == 0
     row = json.loads(capsys.readouterr().out)["rows"][0]
     assert (f"{row['step_s']:.3f}", f"{100 * row['efficiency']:.0f}") == (step, efficiency)
-
-
-@recorded_torch
-def test_published_steps_beside_their_rooflines() -> None:
-    shown = re.findall(r"^\|(\w+), (\w+)[^|]*\|([\d.,]+)\|([\d.,]+)\|([\d.]+)\|(\d+) %\|$", PAGE, re.M)
-    found = []
-    for name in DEVICES:
-        for row in published_steps(name):
-            rates = (f"{row['published_rate']:,.1f}", f"{row['clips'] / row['roofline_s']:,.1f}", f"{row['ratio']:.2f}")
-            share = 100 * row["flops_s"] * row["published_rate"] / row["clips"]
-            found.append((name.upper(), row["precision"], *rates, f"{share:.0f}"))
-    assert shown == found
 
 
 def test_what_failures_cost_the_papers_run(capsys: pytest.CaptureFixture[str]) -> None:
@@ -79,7 +64,7 @@ def test_table_3_beside_the_prediction() -> None:
     shown = re.findall(r"^\|(\d+)[^|]*\|[^|]*\|([\d,]+) s\|([+-][\d.]+) %\|", PAGE, re.M)
     errors = bench_script("fit_summit").errors_of(load_machine("summit"))
     found = []
-    for row in published.TIMED_ROWS:
+    for row in bench_script("published").TIMED_ROWS:
         seconds = (row.seconds or 0) * (1 + errors[row.nodes])
         found.append((str(row.nodes), f"{seconds:,.0f}", f"{100 * errors[row.nodes]:+.2f}"))
     assert shown == found
@@ -102,9 +87,34 @@ def test_the_kinetics_run_under_each_preset(row: tuple[str, ...]) -> None:
 def test_the_constants_are_the_defaults() -> None:
     trust = TrustRatioSpec(kind="bounded")
     assert f"within [{trust.lower:g}, {trust.upper:g}]" in BATCHES and f"times {trust.coefficient:g} norm(w)" in BATCHES
-    for name, cells in re.findall(r"^\| `(\w+)` \| .* \| (.*) \|$", BATCHES, re.M):
+    rows = re.findall(r"^\|`(\w+)`\|.*\|(.*)\|$", BATCHES, re.M)
+    assert len(rows) == 6
+    for name, cells in rows:
         spec = OptimizerSpec.model_validate({"name": name})
         for key, values in re.findall(r"`(\w+)` ([\d.e, -]*\d)", cells):
             default = getattr(spec, key)
             found = [float(value) for value in values.split(", ")]
             assert found == (list(default) if isinstance(default, tuple) else [default]), (name, key)
+
+
+def test_the_example_of_averaging_is_planned_as_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (example,) = re.findall(r"^```yaml\n(extends: .*?)^```", BATCHES, re.M | re.S)
+    (shown,) = re.findall(r"^  averaging .*\n  growing batch .*\n", BATCHES, re.M)
+    (tmp_path / "averaged.yaml").write_text(example)
+    assert main(["plan", str(tmp_path / "averaged.yaml"), "--clips", "9537"]) == 0
+    assert shown in capsys.readouterr().out
+
+
+def test_what_averaging_gains_on_a_slow_network(capsys: pytest.CaptureFixture[str]) -> None:
+    (command,) = re.findall(r"^summit-train (simulate .*\\\n.*)$", BATCHES, re.M)
+    *words, averaging = shlex.split(command.replace("\\\n", ""))
+    found = []
+    for keys in ([], [averaging, "parallel.period=4"], [averaging]):
+        assert main([*words, *keys, "--json"]) == 0
+        row = json.loads(capsys.readouterr().out)["rows"][-1]
+        found.append(f"{100 * row['efficiency']:.1f}")
+    shown = re.findall(
+        r"([\d.]+) % for synchronous training, ([\d.]+) % with period 4, and ([\d.]+) % once an epoch",
+        " ".join(BATCHES.split()),
+    )
+    assert shown == [tuple(found)]

@@ -29,31 +29,32 @@ FEATURES = ("inference.cam", "inference.export", "inference.stream")
 # Libraries that only these modules may import.
 OWNERS = {
     "yaml": {"spec.source"},
-    "horovod": {"core.comm.horovod_world"},
-    "mpi4py": {"core.comm.horovod_world", "core.comm.rendezvous"},
+    "horovod": {"core.comm.horovod_world", "cluster.probe"},
+    "mpi4py": {"core.comm.horovod_world", "core.comm.rendezvous", "cluster.probe"},
     "torch.distributed": {"core.comm.rendezvous", "core.comm.torch_world"},
-    "av": {"data.video"},
+    "av": {"data.video", "cluster.probe"},
     "cv2": {"data.video.flow"},
     "PIL": {"data.video.pictures", "data.video.encode", "data.video.rand_augment"},
     "mlflow": {"report.sinks"},
     "onnx": {"inference.export.onnx_file"},
     "onnxruntime": {"inference.export.onnx_file"},
     "onnxscript": {"inference.export.onnx_file"},
-    "safetensors": {"core.saved", "inference.export.card"},
+    "safetensors": {"core.saved"},
     "wandb": {"report.sinks"},
 }
 
 # Everything else must be importable on a machine without torch.
 NEEDS_TORCH = re.compile(
     r"core\.(device|saved).*|models.*|evaluation\.(?!fuse|measures|scores).*|training\.(?!buckets).*|"
-    r"tasks\.\w+\.(geometry|detect|latency|loss|pooling|proposals|rfcn|scoring|stream)|"
+    r"tasks\.\w+\.(geometry|detect|loss|pooling|proposals|rfcn|scoring|stream)|"
     r"inference\..*|optim\.(?!schedule).*|data\.video\.own_augment|bench\..*|"
     r"cluster\.(doctor.*|node_check)|cli\.(pipeline|train|evaluate|predict|model)"
 )
 
 # Who may print: the commands, and what fails or speaks for them.
 MAY_PRINT = re.compile(
-    r"cli\..*|bench\.measure|inference\.(.*\.command|arguments)|__main__|cluster\.(keeper|running_job)|core\.(result|session|watch|progress)"
+    r"cli\..*|cluster\.(keeper|probe|running_job)|bench\.measure|inference\.(.*\.command|arguments)|__main__|"
+    r"core\.(result|session|watch|progress)"
 )
 
 
@@ -182,8 +183,8 @@ def test_modules_are_imported_by_name_in_main_alone() -> None:
         for node in module.nodes
         if _called(node) in ("importlib.import_module", "import_module", "__import__")
     }
-    # The commands, parts of the user's own, and what a worker needs.
-    assert found == {"__main__", "core.fork_server", "core.own_parts"}
+    # The commands, parts of the user's own, what a worker needs, and packages that may break.
+    assert found == {"__main__", "core.fork_server", "core.own_parts", "cluster.probe"}
 
 
 def test_a_library_is_imported_in_one_place() -> None:

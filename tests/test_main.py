@@ -64,14 +64,14 @@ def _helps(parser: argparse.ArgumentParser) -> Iterator[tuple[str, str]]:
     yield parser.prog, parser.format_help()
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
-            for command in action.choices.values():
-                yield from _helps(command)
+            for listed in action._choices_actions:  # without those that were removed
+                yield from _helps(action.choices[listed.dest])
 
 
 def test_every_help_fits_a_screen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "100")
     helps = dict(_helps(_parser(["completion"])[0]))  # which has the arguments of all commands
-    assert helps.keys() >= {"summit-train", "summit-train data import", "summit-train bench fig3 a"} and len(helps) > 35
+    assert helps.keys() >= {"summit-train", "summit-train data import", "summit-train bench step"} and len(helps) > 35
     assert {name: text.count("\n") for name, text in helps.items() if text.count("\n") > 50} == {}
     assert all(" --help " in text for text in helps.values())
 

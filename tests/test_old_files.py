@@ -90,17 +90,18 @@ def test_a_packed_set_is_whole(old: Path, say: Say) -> None:
 
 
 def test_a_log_is_read_to_its_last_record(old: Path, say: Say, monkeypatch: pytest.MonkeyPatch) -> None:
-    log, text = RunRecord("averaging"), Path("averaging/metrics.jsonl").read_text()
+    averaging, text = RunRecord("averaging"), Path("averaging/metrics.jsonl").read_text()
+    log = averaging.log
     found = {
         "start": log.starts, "step": log.steps, "checkpoint": log.checkpoints, "eval": log.evals,
         "average": log.averages, "batch": log.batches, "trust_ratio": log.trust_ratios, "early_stop": [log.early_stop],
         "rank_times": log.rank_times, "slow_rank": log.slow_ranks, "warning": log.warnings,
     }  # fmt: skip
-    assert log.notes == [] and log.early_stop is not None
+    assert averaging.notes == [] and log.early_stop is not None
     written = Counter(json.loads(line)["kind"] for line in text.splitlines())
     assert {kind: len(lines) for kind, lines in found.items()} == written
     run = RunRecord("run")
-    assert run.notes == [] and len(run.starts) == 2 and run.best is not None and run.best.step == run.last_step
+    assert run.notes == [] and len(run.log.starts) == 2 and run.best is not None and run.best.step == run.log.last_step
     monkeypatch.setattr(Figure, "savefig", save_values)
     assert say("report", "run", "averaging", "--out", "page.html") == (0, "page.html\n", "")
     assert f"{_read('run/eval.json')['top1_mean']:.2f} %" in Path("page.html").read_text(encoding="utf-8")

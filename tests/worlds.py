@@ -413,11 +413,8 @@ def lines(text: str) -> Sequence[str]:
 
 
 def bench_script(name: str) -> ModuleType:
-    """The script NAME.py of bench/ or papers/, which are no packages, as a module that other scripts can import."""
-    path = next(path for folder in ("bench", "papers") if (path := ROOT / folder / f"{name}.py").exists())
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # where its dataclasses look for their types
-    spec.loader.exec_module(module)
-    return module
+    """The script NAME.py of bench/ or papers/, which are no packages, as a module; scripts import their neighbours."""
+    folder = next(folder for folder in ("bench", "papers") if (ROOT / folder / f"{name}.py").exists())
+    if str(ROOT / folder) not in sys.path:
+        sys.path.append(str(ROOT / folder))
+    return importlib.import_module(name)

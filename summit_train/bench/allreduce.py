@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from summit_train.bench.measure import Values, add_spec, open_place
+from summit_train.bench.measure import Values, add_spec, open_context
 from summit_train.core.comm import World
 from summit_train.core.comm.horovod_world import HorovodWorld
 from summit_train.core.comm.launch import this_launch
@@ -32,7 +32,10 @@ from summit_train.scaling.machines import Machine, Network
 from summit_train.spec import load_spec
 from summit_train.spec.source import to_yaml
 
-_WARM_UP, _FEWEST, _MOST = 2, 5, 40  # repeats of one size
+# Repeats of one size.
+_WARM_UP = 2
+_FEWEST = 5
+_MOST = 40
 _MACHINE_HEADER = (
     "# Written by `summit-train bench allreduce --write`. It has no rates of computing: give --clips-per-second\n"
     "# to `simulate`, or add compute.rates.\n"
@@ -48,7 +51,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> Values | None:
     """Measure. Raises UserError for a wrong spec or option, or for one rank alone."""
-    spec, launch = load_spec(args.spec, args.overrides), this_launch()
+    spec = load_spec(args.spec, args.overrides)
+    launch = this_launch()
     if args.max_bytes < 4096:
         raise UserError(f"--max-bytes must be 4096 or more, got {args.max_bytes}")
     if args.write is not None and Path(args.write).suffix not in (".yaml", ".yml"):
@@ -59,19 +63,21 @@ def run(args: argparse.Namespace) -> Values | None:
     # 4 B, the powers of 4 from 256 B up to the largest message, that message, and all gradients in one
     powers = (4**i for i in range(4, 20) if 4**i < args.max_bytes)
     sizes = sorted({4, *powers, args.max_bytes // 4 * 4, num_bytes})
-    with open_place() as place:
+    with open_context() as context:
         if args.write is not None:
-            place.world.from_first(lambda: check_output("--write", args.write, args.write))
-        world, load, cores = place.world, round(os.getloadavg()[0], 2), len(os.sched_getaffinity(0))
-        rows = measure(world, place.device, sizes, args.seconds)
+            context.world.from_first(lambda: check_output("--write", args.write, args.write))
+        world = context.world
+        load = round(os.getloadavg()[0], 2)
+        cores = len(os.sched_getaffinity(0))
+        rows = measure(world, context.device, sizes, args.seconds)
     about = {
         "ranks": world.size,
         "ranks_per_host": world.local_size,
         "hosts": world.size // world.local_size,
         "cores": cores,
-        "oversubscribed": place.device.type == "cpu" and world.local_size > cores,  # ranks also wait for a core
+        "oversubscribed": context.device.type == "cpu" and world.local_size > cores,  # ranks also wait for a core
         "load": load,  # of the machine when the measurement begins
-        "device": place.device.type,
+        "device": context.device.type,
         "spec": spec.name,
         "gradient_bytes": num_bytes,
     }
@@ -98,7 +104,8 @@ def measure(world: World, device: torch.device, sizes: Sequence[int], seconds: f
     Tensors are fp32, the world's on `device`, MPI's on the CPU.
     """
     libraries = (world.backend, "mpi4py") if isinstance(world, HorovodWorld) else (world.backend,)
-    share, rows = seconds / (len(libraries) * len(sizes)), []
+    share = seconds / (len(libraries) * len(sizes))
+    rows = []
     for library, num_bytes in itertools.product(libraries, sizes):
         once = _operation(world, device, library, num_bytes)
         estimate = [slowest(world, once) for _ in range(_WARM_UP)][-1]
@@ -154,8 +161,11 @@ def write_machine(path: str, values: Values) -> None:
     (negotiation), without the half cycle that a gradient waits on average: `overlap` simulates cycles. torch's latency
     is all a hop's. Raises NoFit where a fit is missing.
     """
-    ranks, per_host, fits = values["ranks"], values["ranks_per_host"], values["fits"]
-    carrier, mpi = next(iter(fits.values())), fits.get("mpi4py")
+    ranks = values["ranks"]
+    per_host = values["ranks_per_host"]
+    fits = values["fits"]
+    carrier = next(iter(fits.values()))
+    mpi = fits.get("mpi4py")
     if carrier is None or ("mpi4py" in fits and mpi is None):
         right = "measure longer (--seconds), with larger messages (--max-bytes), or while nothing else runs"
         raise NoFit(f"{path}: no machine can be written, as the times do not grow with the message size; {right}")

@@ -1,15 +1,14 @@
-"""`summit-train bench WHAT`: where the time goes on this machine, and the papers' measured tables and figures."""
+"""`summit-train bench WHAT`: where the time goes on this machine."""
 
 from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
-from summit_train.bench import allreduce, figure3, find_lr, latency, loader, steps, weak
+from summit_train.bench import allreduce, find_lr, loader, steps, weak
 from summit_train.bench.measure import Values
 from summit_train.core.errors import UserError
 from summit_train.core.files import check_output, figure_path, write_json
@@ -27,50 +26,58 @@ class Bench:
     draw: Callable[[Path, Values], None] | None = None
 
 
-_STEP = (steps.add_arguments, steps.run, steps.as_text)
-_LOADER = (loader.add_arguments, loader.run, loader.as_text)
-_ALLREDUCE = (allreduce.add_arguments, allreduce.run, allreduce.as_text)
-_LR = (find_lr.add_arguments, find_lr.run, find_lr.as_text, find_lr.draw)
-_LATENCY = (latency.add_arguments, latency.run, latency.as_text, latency.draw)
-_TABLE_1 = (figure3.add_table_1, figure3.run_table_1, figure3.table_1_text, figure3.draw_table_1)
-_SCALING = (weak.run, weak.as_text, weak.draw)
-_WAITS = (figure3.add_waits, figure3.run_waits, figure3.waits_text, figure3.draw_waits)
 BENCHES = {
-    "step": Bench("a training step by part, clips/s, utilisation, memory; one spec or two", *_STEP),
-    "scaling": Bench("weak scaling here: percent of ideal, exposed allreduce", weak.add_arguments, *_SCALING),
-    "loader": Bench("the loader: clips/s raw and packed; cores a rank needs", *_LOADER),
-    "allreduce": Bench("an allreduce by size; a machine's file for simulate", *_ALLREDUCE),
-    "lr": Bench("the loss against a growing LR; a base_lr for a small set", *_LR),
-    "latency": Bench("latency and throughput of networks; tables of the TSM paper", *_LATENCY),
-    "table1": Bench("the paper's Table 1: three networks, measured here", *_TABLE_1),
+    "step": Bench(
+        "a training step by part, clips/s, utilisation, memory; one spec or two",
+        steps.add_arguments,
+        steps.run,
+        steps.as_text,
+    ),
+    "scaling": Bench(
+        "weak scaling here: percent of ideal, exposed allreduce", weak.add_arguments, weak.run, weak.as_text
+    ),
+    "loader": Bench(
+        "the loader: clips/s raw and packed; cores a rank needs", loader.add_arguments, loader.run, loader.as_text
+    ),
+    "allreduce": Bench(
+        "an allreduce by size; a machine's file for simulate", allreduce.add_arguments, allreduce.run, allreduce.as_text
+    ),
+    "lr": Bench(
+        "the loss against a growing LR; a base_lr for a small set",
+        find_lr.add_arguments,
+        find_lr.run,
+        find_lr.as_text,
+        find_lr.draw,
+    ),
 }
-FIGURE_3 = {
-    "a": Bench("computation: throughput and utilisation of a forward pass", *_TABLE_1),
-    "b": Bench("data loading: the wait for data in a training step", *_WAITS),
-    "c": Bench("networking: scalability against ranks", partial(weak.add_arguments, is_figure=True), *_SCALING),
-}
+# Former benches, with the script that measures the same.
+MOVED = {"latency": "papers/latency.py", "table1": "papers/figure3.py table1", "fig3": "papers/figure3.py a|b|c"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     commands = parser.add_subparsers(metavar="WHAT", required=True)
-    _add(commands, BENCHES, "")
-    text = "the paper's Figure 3: a computation, b data loading, c networking"
-    figure = commands.add_parser("fig3", help=text, description=text)
-    _add(figure.add_subparsers(metavar="PANEL", required=True), FIGURE_3, "fig3")
+    for name, bench in BENCHES.items():
+        add_bench(commands.add_parser(name, help=bench.help, description=bench.help), name, bench)
+    for name in MOVED:
+        # Without a prefix every word is positional, and none is refused before `run` says where the bench went.
+        moved = commands.add_parser(name, add_help=False, prefix_chars="\0")
+        moved.add_argument("words", nargs="*")
+        moved.set_defaults(chosen=None, bench=name)
 
 
-def _add(commands: argparse._SubParsersAction[argparse.ArgumentParser], benches: Mapping[str, Bench], of: str) -> None:
-    for name, bench in benches.items():
-        command = commands.add_parser(name, help=bench.help, description=bench.help)
-        command.set_defaults(chosen=bench, bench=of + name)
-        bench.add_arguments(command)
-        if bench.draw is not None:
-            command.add_argument("--out", metavar="FILE", help="draw it; the values go to FILE.json")
-        command.add_argument("--json", action="store_true", help="print JSON instead of text")
+def add_bench(parser: argparse.ArgumentParser, name: str, bench: Bench) -> None:
+    """Give a parser the options of a bench, for `run`."""
+    parser.set_defaults(chosen=bench, bench=name)
+    bench.add_arguments(parser)
+    if bench.draw is not None:
+        parser.add_argument("--out", metavar="FILE", help="draw it; the values go to FILE.json")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
 
 
 def run(args: argparse.Namespace) -> Result:
     """Run the chosen bench. Raises UserError for an option that makes no sense."""
+    if args.chosen is None:
+        raise UserError(f"bench {args.bench} was removed; run `python {MOVED[args.bench]}` in a checkout")
     for name, value in vars(args).items():
         if type(value) in (int, float) and not 0 < value < math.inf and (name, value) != ("peak", 0):
             raise UserError(f"--{name.replace('_', '-')} must be above 0 and finite, got {value:g}")

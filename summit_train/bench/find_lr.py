@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from summit_train.bench.measure import Values, add_spec, open_place
+from summit_train.bench.measure import Values, add_spec, open_context
 from summit_train.core.errors import UserError
 from summit_train.core.progress import followed
 from summit_train.core.result import TextTable
@@ -48,18 +48,20 @@ def run(args: argparse.Namespace) -> Values:
     """Train from the spec's initial weights, in one process and without a run folder, until the loss diverges."""
     check_single("bench lr")
     spec = load_spec(args.spec, args.overrides)
-    lowest, highest = vars(args)["from"], args.to
+    lowest = vars(args)["from"]
+    highest = args.to
     if args.steps < 2 * _WINDOW or lowest >= highest:
         got = f"got {args.steps}, {lowest:g} and {highest:g}; try the defaults"
         raise UserError(f"--steps must be at least {2 * _WINDOW}, and --from below --to, {got}")
     dataset = Dataset.open(spec, "train")
-    plan, rows = make_plan(spec, 1, len(dataset)), list[dict[str, Any]]()
-    with open_place() as place:
-        network = initial_network(spec, place.device)
+    plan = make_plan(spec, 1, len(dataset))
+    rows = list[dict[str, Any]]()
+    with open_context() as context:
+        network = initial_network(spec, context.device)
         if spec.model.pretrained is not None:
-            place.tell(f"pretrained: {load_pretrained(network, spec.model.pretrained, dataset.manifest.classes)}")
+            context.tell(f"pretrained: {load_pretrained(network, spec.model.pretrained, dataset.manifest.classes)}")
         loss = build_loss(spec, list(dataset.manifest.clips_per_class.values()))
-        step = build_step(spec, plan, place.world, network, place.device, loss)
+        step = build_step(spec, plan, context.world, network, context.device, loss)
         with dataset.training_batches(plan.order(), 0, 1, range(args.steps)) as batches:
             for number in followed(range(args.steps), args.steps, "steps", in_logs=True):
                 base_lr = lowest * (highest / lowest) ** (number / (args.steps - 1))
@@ -85,8 +87,11 @@ def suggestion(rows: list[dict[str, Any]]) -> Values:
     if is_short:
         reason = f"the loss diverges within {counted(len(rows), 'step')}; try a lower --from"
         return {"base_lr": None, "reason": reason, "rows": rows}
-    first, best = means[_WINDOW // 2], int(np.nanargmin(means))
-    lowest, at, base_lr = means[best], rows[best]["base_lr"], None
+    first = means[_WINDOW // 2]
+    best = int(np.nanargmin(means))
+    lowest = means[best]
+    at = rows[best]["base_lr"]
+    base_lr = None
     if lowest <= _FALLEN * first:
         base_lr = float(f"{at / _MARGIN:.1e}")
         reason = f"the mean loss is lowest, {lowest:.3f} from {first:.3f}, at a base_lr of {at:.2g}; a third of that"
@@ -108,7 +113,8 @@ def as_text(values: Values) -> str:
 
 
 def draw(path: Path, values: Values) -> None:
-    rows, rates = values["rows"], [row["base_lr"] for row in values["rows"]]
+    rows = values["rows"]
+    rates = [row["base_lr"] for row in values["rows"]]
     caption = f"{values['name']}: each step has a higher LR. Thin: the loss of a step; thick: the mean of {_WINDOW}."
     with drawn(path, wrapped(drawable(caption, 300))) as figure:
         axes = figure.subplots()

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from summit_train.bench.measure import Turns, Values, add_spec, in_turn, open_place, spread, spread_text
+from summit_train.bench.measure import Turns, Values, add_spec, in_turn, open_context, spread, spread_text
 from summit_train.bench.steps import experiment_of, measure_steps
 from summit_train.cluster.estimate import estimate
 from summit_train.cluster.site import Site, load_site
@@ -96,10 +96,11 @@ def subject_of(data: DataSpec, manifest: Manifest, seed: int) -> Subject:
 
 def sampled(subject: Subject, clips: int, folder: Path) -> Iterator[Subject]:
     """Yield clips from all over a raw set, as they are and packed into `folder` in each kind. Raises DecodeError."""
-    store, manifest = subject.store, subject.store.manifest
+    store = subject.store
+    manifest = subject.store.manifest
     assert isinstance(store, FileStore)
     num_clips = min(clips, len(manifest))
-    ids = [place * len(manifest) // num_clips for place in range(num_clips)]
+    ids = [i * len(manifest) // num_clips for i in range(num_clips)]
     rows = [replace(manifest.row(clip), path=os.path.abspath(store.path(clip))) for clip in ids]
     write_manifest(folder / "sample.csv", rows)
     sample = FileStore(read_manifest(folder / "sample.csv"), "/", store.limits)
@@ -180,10 +181,10 @@ def gpu_speed(spec: Spec, site: Site | None, args: argparse.Namespace) -> tuple[
     if args.measure:
         check_single("bench loader --measure")
         alone = spec.model_copy(update={"scale": spec.scale.model_copy(update={"gpus": 1})})
-        with open_place() as place:
-            values = measure_steps([experiment_of(alone, 1, synthetic=True)], Turns(args.repeats, 2, 2), {}, place)
+        with open_context() as context:
+            values = measure_steps([experiment_of(alone, 1, synthetic=True)], Turns(args.repeats, 2, 2), {}, context)
         assert values is not None, "one rank"
-        return values["specs"][0]["clips_per_second"]["max"], f"measured here, {place.device.type}"
+        return values["specs"][0]["clips_per_second"]["max"], f"measured here, {context.device.type}"
     if args.rate is not None:
         return args.rate, "--rate"
     if site is None:
@@ -212,7 +213,8 @@ def run(args: argparse.Namespace) -> Values:
     """
     spec = load_spec(args.spec, args.overrides)
     site = None if args.site is None else load_site(args.site)
-    cores, (speed, source) = None if site is None else site.cores_per_rank, gpu_speed(spec, site, args)
+    cores = None if site is None else site.cores_per_rank
+    speed, source = gpu_speed(spec, site, args)
     torch.set_num_threads(1)
     subjects = [subject_of(spec.data, Dataset.open(spec, "train").manifest, spec.seed)]
     with tempfile.TemporaryDirectory() as folder:
@@ -232,7 +234,9 @@ def run(args: argparse.Namespace) -> Values:
 
 
 def as_text(values: Values) -> str:
-    settings, kinds, gpu = values["settings"], values["kinds"], values["gpu"]
+    settings = values["settings"]
+    kinds = values["kinds"]
+    gpu = values["gpu"]
     rows = [("clips/s", "one core", counted(settings["workers"], "worker"))]
     rows += [(k["kind"], *(spread_text(k[f"clips_per_second_{of}"], ".1f") for of in ("core", "all"))) for k in kinds]
     split = [("ms per clip", *kinds[0]["parts_ms"])]
@@ -247,7 +251,8 @@ def as_text(values: Values) -> str:
     lines.append(f"a rank trains {values['network']} at {gpu['clips_per_second']:.4g} clips/s ({gpu['source']})")
     for kind in kinds:
         found = kind["verdict"]
-        needed, cores = found["cores_per_gpu"], counted(found["cores_per_rank"], "core")
+        needed = found["cores_per_gpu"]
+        cores = counted(found["cores_per_rank"], "core")
         line = f"{kind['kind']}: {cores} a rank, {needed} for the loader (data.workers={needed})"
         if found["cores_there"] is not None:
             word = "keeps up" if found["keeps_up"] else "THE GPU WAITS"

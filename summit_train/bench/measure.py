@@ -33,7 +33,7 @@ class Turns:
 
 
 @dataclass(frozen=True)
-class Place:
+class Context:
     """Where a bench runs: the ranks, this rank's device, and `tell`, which reports progress from rank 0."""
 
     world: World
@@ -42,9 +42,9 @@ class Place:
 
 
 @contextmanager
-def open_place() -> Iterator[Place]:
+def open_context() -> Iterator[Context]:
     with session(this_launch()) as world:
-        yield Place(world, choose_device(world), tell if world.rank == 0 else lambda text: None)
+        yield Context(world, choose_device(world), tell if world.rank == 0 else lambda text: None)
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
@@ -56,12 +56,6 @@ def spread_text(values: Mapping[str, float], form: str = ".3f", scale: float = 1
     """Write a spread for people, times `scale`: 1.02 (1.01 .. 1.05)."""
     median, least, most = (f"{scale * values[name]:{form}}" for name in ("median", "min", "max"))
     return f"{median} ({least} .. {most})"
-
-
-def error_bars(spreads: Sequence[Mapping[str, float]]) -> list[list[float]]:
-    """Return how far the least and the most lie from the medians, as matplotlib takes it."""
-    below = [spread["median"] - spread["min"] for spread in spreads]
-    return [below, [spread["max"] - spread["median"] for spread in spreads]]
 
 
 def pair_ratios(values: Sequence[float], others: Sequence[float]) -> list[float]:

@@ -8,7 +8,7 @@ from math import prod
 
 import torch
 
-from summit_train.bench.measure import Place, Values
+from summit_train.bench.measure import Context, Values
 from summit_train.core.count import Count
 from summit_train.core.text import with_unit
 from summit_train.models.count import count_network
@@ -27,20 +27,22 @@ def add_peak(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--peak", type=float, metavar="X", help="multiply-adds/s of a rank at best; 0: no utilisation")
 
 
-def measure_peaks(specs: Sequence[Spec], given: float | None, place: Place) -> Peaks:
+def measure_peaks(specs: Sequence[Spec], given: float | None, context: Context) -> Peaks:
     """Measure the peak of all ranks together by precision. given: each rank's, which is not measured; 0: no peaks."""
     peaks: dict[str, Values] = {}
     for precision, spec in {} if given == 0 else {spec.precision: spec for spec in specs}.items():
-        rate, shape, tried = given, None, {}
+        rate = given
+        shape = None
+        tried = {}
         if rate is None:
-            place.tell(f"measuring the peak of matrix products in {precision}")
-            place.world.barrier()
+            context.tell(f"measuring the peak of matrix products in {precision}")
+            context.world.barrier()
             shapes = network_shapes(count_network(spec), spec.scale.clips_per_gpu)
-            tried = measure_peak(precision, place.device, shapes)
+            tried = measure_peak(precision, context.device, shapes)
             rate, shape = max((rate, shape) for shape, rate in tried.items())
         peaks[precision] = {
             "precision": precision,
-            "multiply_adds_per_second": sum(place.world.gather(rate) or []),
+            "multiply_adds_per_second": sum(context.world.gather(rate) or []),
             "shape": shape,
             "tried": [{"shape": shape, "multiply_adds_per_second": rate} for shape, rate in tried.items()],
         }
@@ -60,7 +62,8 @@ def measure_peak(
         rows, inner, columns = shape
         left = torch.randn(rows, inner, device=device).to(dtype)
         right = torch.randn(inner, columns, device=device).to(dtype)
-        out, times = torch.mm(left, right), []  # the first product brings the memory and the library's code in
+        out = torch.mm(left, right)  # the first product brings the memory and the library's code in
+        times = []
         for _ in range(RUNS):
             start = Mark(device)
             torch.mm(left, right, out=out)
@@ -68,7 +71,8 @@ def measure_peak(
         return prod(shape) / min(times)
 
     tried: dict[Shape, float] = {}
-    before, rate = torch.get_float32_matmul_precision(), 0.0
+    before = torch.get_float32_matmul_precision()
+    rate = 0.0
     if device.type == "cuda" and torch.backends.cudnn.allow_tf32:  # torch's default allows it for convolutions alone
         torch.set_float32_matmul_precision("high")
     try:

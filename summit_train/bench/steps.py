@@ -50,7 +50,8 @@ class Experiment:
 
     def values(self) -> Values:
         sizes = ("ranks", "virtual_gpus", "accumulation", "clips_per_gpu", "global_batch", "gradient_bytes")
-        synthetic, data = self.dataset is None, self.spec.data
+        synthetic = self.dataset is None
+        data = self.spec.data
         clips = {"clips": None, "workers": 0} if synthetic else {"clips": data.train, "workers": data.num_workers()}
         plan = {name: getattr(self.plan, name) for name in sizes}
         return network_values(self.spec) | plan | {"synthetic": synthetic} | clips
@@ -65,7 +66,8 @@ def experiment_of(spec: Spec, ranks: int, *, synthetic: bool) -> Experiment:
 
 
 def network_values(spec: Spec) -> Values:
-    model, (frames, height, width, _) = spec.model, spec.data.clip_shape
+    model = spec.model
+    frames, height, width, _ = spec.data.clip_shape
     network = {"name": spec.name, "arch": model.arch, "backbone": model.backbone, "precision": spec.precision}
     return network | {"frames": frames, "height": height, "width": width, "crop": height if height == width else None}
 
@@ -74,8 +76,12 @@ class StepBench:
     """An experiment's network, optimizer and batches on this rank. Random clips are the same in every step."""
 
     def __init__(self, experiment: Experiment, world: World, device: torch.device, watchdog: Watchdog) -> None:
-        self._experiment, self._world, self._device, self._watchdog = experiment, world, device, watchdog
-        self._spec, self._plan = experiment.spec, experiment.plan
+        self._experiment = experiment
+        self._world = world
+        self._device = device
+        self._watchdog = watchdog
+        self._spec = experiment.spec
+        self._plan = experiment.plan
         self._step = build_step(self._spec, self._plan, world, initial_network(self._spec, device), device)
         self._last: StepResult | None = None
         self._next_step = 0
@@ -130,13 +136,16 @@ class StepBench:
 
     def _take(self) -> Iterator[MicroBatch]:
         """Return this rank's micro-batches of a step, loaded lazily."""
-        dataset, world, batches = self._experiment.dataset, self._world, iter(self._random)
+        dataset = self._experiment.dataset
+        world = self._world
+        batches = iter(self._random)
         if dataset is not None:
             if self._batches is None:
                 # More steps than anyone measures; their keys are made one by one.
                 steps = range(self._next_step, self._next_step + 10**9)
                 self._batches = dataset.training_batches(self._plan.order(), world.rank, world.size, steps)
-            batches, self._next_step = self._batches, self._next_step + 1
+            batches = self._batches
+            self._next_step += 1
         return islice(batches, len(self._plan.virtual_gpus_of(world.rank)))
 
 
@@ -176,9 +185,11 @@ def step_values(ranks: Sequence[Sequence[Phases]], plan: Plan, training_work: in
     training_work: multiply-adds of one clip, forward and backward. peak: of all ranks, in multiply-adds/s; None leaves
     the utilisation out, which is achieved over peak (the paper, section 3 a).
     """
-    phases, clips = step_seconds(ranks), plan.global_batch
+    phases = step_seconds(ranks)
+    clips = plan.global_batch
     step_s = phases.pop("step")
-    total, training = sum(sum(seconds) for seconds in phases.values()), clips * training_work
+    total = sum(sum(seconds) for seconds in phases.values())
+    training = clips * training_work
     rates = [training / seconds for seconds in step_s]
     return {
         "step_s": measure.spread(step_s),
@@ -200,10 +211,11 @@ def step_ratios(first: Values, second: Values) -> dict[str, dict[str, float]]:
 
 
 def measure_steps(
-    experiments: Sequence[Experiment], turns: measure.Turns, peaks: Peaks, place: measure.Place
+    experiments: Sequence[Experiment], turns: measure.Turns, peaks: Peaks, context: measure.Context
 ) -> Values | None:
     """Measure training steps; several experiments take turns. Return the values on rank 0, None elsewhere."""
-    world, device = place.world, place.device
+    world = context.world
+    device = context.device
     repeats: list[list[dict[str, float]]] = [[] for _ in experiments]
     with Watchdog(world, experiments[0].spec.watch.stall_seconds) as watchdog:
         benches = [StepBench(experiment, world, device, watchdog) for experiment in experiments]
@@ -211,7 +223,7 @@ def measure_steps(
         for i, seconds in measure.in_turn(measurements, turns.repeats):
             repeats[i].append(seconds)
             turn = f"turn {len(repeats[i])} of {turns.repeats}"
-            place.tell(f"{experiments[i].spec.name}, {turn}: {sum(seconds.values()):.3f} s a step")
+            context.tell(f"{experiments[i].spec.name}, {turn}: {sum(seconds.values()):.3f} s a step")
         for bench in benches:
             bench.close()
         memory = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # kilobytes on Linux
@@ -250,16 +262,17 @@ def run(args: argparse.Namespace) -> Values | None:
     """Measure one spec, or two in turn, on the ranks of this launch. Raises UserError for a wrong spec or option."""
     specs = [load_spec(path, args.overrides) for path in (args.spec, args.compare) if path is not None]
     experiments = [experiment_of(spec, this_launch().size, synthetic=args.synthetic) for spec in specs]
-    with measure.open_place() as place:
-        peaks = measure_peaks(specs, args.peak, place)
-        return measure_steps(experiments, measure.Turns(args.repeats, args.steps, args.warm_up), peaks, place)
+    with measure.open_context() as context:
+        peaks = measure_peaks(specs, args.peak, context)
+        return measure_steps(experiments, measure.Turns(args.repeats, args.steps, args.warm_up), peaks, context)
 
 
 def as_text(values: Values) -> str:
     lines = [f"machine: {machine_text(values['environment'])}"]
     for spec in values["specs"]:
         network = " ".join(filter(None, (spec["arch"], spec["backbone"])))
-        clips, ranks = counted(spec["clips_per_gpu"], "clip"), counted(spec["ranks"], "rank")
+        clips = counted(spec["clips_per_gpu"], "clip")
+        ranks = counted(spec["ranks"], "rank")
         batch = f"{spec['virtual_gpus']} x {clips} a step on {ranks}"
         clips = "RANDOM CLIPS, no loader" if spec["synthetic"] else f"{spec['clips']}, {spec['workers']} workers"
         parts = [("step", measure.spread_text(spec["step_s"]) + " s", "")]

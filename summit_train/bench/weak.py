@@ -1,4 +1,4 @@
-"""`summit-train bench scaling SPEC --ranks 1,2` and `fig3 c`: the same clips a rank on more and more ranks.
+"""`summit-train bench scaling SPEC --ranks 1,2`: the same clips a rank on more and more ranks.
 
 Each measurement starts ranks of this machine that run `bench step`.
 """
@@ -12,10 +12,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
-from pathlib import Path
 
 from summit_train.bench import measure
-from summit_train.bench.figure3 import add_networks, overrides_of
 from summit_train.bench.measure import Values
 from summit_train.bench.steps import experiment_of
 from summit_train.core.errors import RunFailed, UserError
@@ -23,48 +21,58 @@ from summit_train.core.processes import Facts, answer, find_mpirun, mpi_environm
 from summit_train.core.result import TextTable, tell
 from summit_train.core.session import check_single
 from summit_train.core.text import counted, share
-from summit_train.report.figures import GREY, drawable, drawn, series, wrapped
 from summit_train.report.tables import machine_text
-from summit_train.scaling.published import SCALABILITY, label_of
 from summit_train.spec import load_spec
 
 _TIMEOUT = 1800.0  # seconds for the ranks of one measurement
-_BOUNDS = " and ".join(f"{'TSM' if arch == 'tsm' else 'I3D 3x3x3'} {bound}" for arch, bound in SCALABILITY.items())
 
 
-def add_arguments(parser: argparse.ArgumentParser, *, is_figure: bool = False) -> None:
-    """Add the arguments of `scaling`, or of `fig3 c`."""
-    (add_networks if is_figure else measure.add_spec)(parser)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    measure.add_spec(parser)
+    add_scaling(parser)
+    parser.add_argument("--out", help=argparse.SUPPRESS)  # removed
+
+
+def add_scaling(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ranks", default="1,2", metavar="N,...", help="numbers of ranks [1,2]")
     parser.add_argument("--synthetic", action="store_true", help="random clips, no loader")
     measure.add_turns(parser, steps=5)
 
 
 def run(args: argparse.Namespace) -> Values:
-    """Measure each spec on each number of ranks: the one of `scaling`, or those of `fig3 c`.
+    if args.out is not None:
+        raise UserError(
+            "--out was removed; draw it by `python papers/figure3.py c --specs SPEC --out FILE` in a checkout"
+        )
+    check_single("bench scaling")
+    return measure_scaling(args, [args.spec], args.overrides)
+
+
+def measure_scaling(args: argparse.Namespace, paths: Sequence[str], overrides: Sequence[str]) -> Values:
+    """Measure each spec on each number of ranks, with the options of `add_scaling`.
 
     Raises UserError for a wrong spec or option before anything is measured, RunFailed where ranks fail.
     """
-    check_single(f"bench {args.bench}")
-    is_figure, ranks = "specs" in args, parse_ranks(args.ranks)
-    networks: list[Values] = []
-    paths, overrides = (args.specs, overrides_of(args)) if is_figure else ([args.spec], args.overrides)
+    ranks = parse_ranks(args.ranks)
     if find_mpirun() is None:
         raise UserError("no mpirun to start ranks with; load an MPI module, or run `summit-train build-horovod`")
     for path, count in itertools.product(paths, ranks):
         experiment_of(load_spec(path, [*overrides, f"scale.gpus={count}"]), count, synthetic=args.synthetic)
+    networks: list[Values] = []
     for path in paths:
         words = [path, *overrides, "--peak", "0", "--repeats", "1", "--steps", str(args.steps)]
-        words += ["--warm-up", str(args.warm_up), *["--synthetic"] * args.synthetic]
+        words += ["--warm-up", str(args.warm_up)]
+        if args.synthetic:
+            words.append("--synthetic")
         found: dict[int, list[Values]] = {count: [] for count in ranks}
         measurements = {count: partial(measure_ranks, words, count) for count in ranks}
         for count, facts in measure.in_turn(measurements, args.repeats):
-            found[count].append(facts["specs"][0])
-            name, speed = (found[count][-1][key] for key in ("name", "clips_per_second"))
-            tell(f"{name}: round {len(found[count])}, {count} ranks: {speed['median']:.3f} clips/s")
-        spec = load_spec(path, overrides)
-        network = {"label": label_of(spec) if is_figure else spec.name, "rows": scaling_rows(found)}
-        networks.append(network | {"spec": found[ranks[-1]][-1] | {"repeats_s": None}})
+            spec = facts["specs"][0]
+            found[count].append(spec)
+            speed = spec["clips_per_second"]["median"]
+            tell(f"{spec['name']}: round {len(found[count])}, {count} ranks: {speed:.3f} clips/s")
+        last = found[ranks[-1]][-1] | {"repeats_s": None}
+        networks.append({"label": last["name"], "rows": scaling_rows(found), "spec": last})
     first = networks[0]["spec"]
     clips = "random clips" if args.synthetic else f"clips of {first['clips']}"
     settings = {"clips_per_rank": first["clips_per_gpu"], "clips": clips}
@@ -143,29 +151,6 @@ def as_text(values: Values) -> str:
         lines.append(f"\n{network['label']}:\n{TextTable([head, *cells], indent='  ')}")
     lines.append(
         "\n% of ideal: speed over the first row's times the ranks. exposed allreduce: ranks wait for the sum, or for\n"
-        "each other. compute: forward and backward pass over the first row's; above 1 ranks share memory or cores.\n"
-        f"paper, 8 nodes of 4 Tesla P100s: {_BOUNDS}"
+        "each other. compute: forward and backward pass over the first row's; above 1 ranks share memory or cores."
     )
     return "\n".join(lines)
-
-
-def draw(path: Path, values: Values) -> None:
-    """Draw the paper's Figure 3c: speed over ideal speed against ranks."""
-    networks, settings = values["networks"], values["settings"]
-    ranks = [row["ranks"] for row in networks[0]["rows"]]
-    caption = (
-        f"{settings['clips_per_rank']} clips a rank and step, {settings['clips']}, up to {ranks[-1]} ranks on "
-        f"{machine_text(values['environment'])}. Speed over the first point's speed times the ranks: median of "
-        f"{settings['repeats']} rounds, least and most. Paper, Figure 3c, 8 nodes of 4 Tesla P100s: {_BOUNDS}."
-    )
-    with drawn(path, wrapped(caption)) as figure:
-        axes, highest = figure.subplots(), 100.0
-        for i, network in enumerate(networks):
-            percent = [{part: 100 * value for part, value in row["efficiency"].items()} for row in network["rows"]]
-            medians, label = [value["median"] for value in percent], drawable(network["label"])
-            axes.errorbar(ranks, medians, yerr=measure.error_bars(percent), label=label, capsize=4, **series(i))
-            highest = max(highest, *(value["max"] for value in percent))
-        axes.axhline(100, linestyle="--", color=GREY, label="ideal")
-        axes.set_xticks(ranks, [str(count) for count in ranks])
-        axes.set(xlabel="ranks", ylabel="scalability (% of ideal speed)", ylim=(0, max(110.0, 1.05 * highest)))
-        axes.legend(loc="lower left")

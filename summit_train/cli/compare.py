@@ -7,6 +7,7 @@ import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -53,7 +54,7 @@ class _Side:
         paths = list(map(self.manifest.path, clips))
         known = list(map(self.manifest.sha256, clips))
         unknown = list(dict.fromkeys(path for path, sha256 in zip(paths, known, strict=True) if sha256 is None))
-        hashes = spread(_digest, self.root, unknown, min(self.workers, len(unknown)))
+        hashes = spread(partial(_digest, self.root), unknown, min(self.workers, len(unknown)))
         found = dict[str, bytes]()
         for path, digest in zip(unknown, followed(hashes, len(unknown), "files", in_logs=True), strict=True):
             if isinstance(digest, DecodeError):
@@ -80,7 +81,7 @@ def run(args: argparse.Namespace) -> Result:
         raise UserError("--near was removed: copies are found by path and by SHA-256; leave it out")
     roots: list[str | None] = [None] if args.root is None else args.root
     if len(args.lists) > 2:
-        raise UserError(f"data compare takes one list or two, got {len(args.lists)}")
+        raise UserError(f"LIST must be one list or two, got {len(args.lists)}")
     if len(roots) not in (1, len(args.lists)):
         raise UserError(f"--root must be one folder, or one for A and one for B, got {len(roots)}")
     workers = num_cpus() if args.workers is None else max(0, args.workers)

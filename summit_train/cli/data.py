@@ -6,8 +6,9 @@ import argparse
 import errno
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,11 +24,10 @@ from summit_train.core.text import counted, csv_text
 from summit_train.data import check
 from summit_train.data.manifest import ManifestRow, read_classes, write_manifest
 from summit_train.data.manifest.files import located_root
-from summit_train.data.manifest.folders import skipped_text
 from summit_train.data.manifest.importers import HMDB51_PARTS, KINDS, Request
 from summit_train.data.manifest.reading import PACK_FILE, check_beside, write_classes
 from summit_train.data.manifest.split import split_manifest
-from summit_train.data.manifest.tables import CLASSES_FILE
+from summit_train.data.manifest.tables import CLASSES_FILE, skipped_text
 from summit_train.data.motion import KINDS as MOTION_KINDS
 from summit_train.data.motion import SPLITS, MotionSet, write_motion_set
 from summit_train.data.video.source import MISSING, DecodeError
@@ -35,6 +35,9 @@ from summit_train.data.video.span import WHOLE
 
 if TYPE_CHECKING:
     from summit_train.core.comm import World
+
+Text = list[str | TextTable]
+Findings = dict[str, check.Found]  # by path
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -80,13 +83,13 @@ def _motion_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _motion(args: argparse.Namespace) -> Result:
     if args.videos is not MotionSet and args.kind is not None:
-        raise UserError(f"--kind must be left out with the set of a task, which has its own classes; got {args.kind}")
-    asked = {"size": args.size, "num_frames": args.frames, "num_classes": args.classes, "kind": args.kind}
-    how = {name: value for name, value in asked.items() if value is not None}
+        raise UserError(f"--kind must be left out with --boxes, whose set has its own classes; got {args.kind}")
+    given = {"size": args.size, "num_frames": args.frames, "num_classes": args.classes, "kind": args.kind}
+    how = {name: value for name, value in given.items() if value is not None}
     how |= {"seed": args.seed, "difficulty": args.difficulty}
     videos = args.videos(**how)
     if there := [path for name in SPLITS if (path := args.out / f"{name}.csv").exists()]:
-        raise UserError(f"{there[0]}: already exists; make the set in another folder")
+        raise UserError(f"{there[0]}: must not exist yet; make the set in another folder")
     total = args.train + args.val
     for _ in followed(write_motion_set(args.out, args.train, args.val, videos), total, "videos", in_logs=True):
         pass
@@ -113,15 +116,15 @@ def _import(args: argparse.Namespace) -> Result:
     request = Request(args.source, args.labels, read_classes(args.out.parent / CLASSES_FILE), args.split, args.part)
     root = args.root or (args.source if args.source.is_dir() else args.source.parent)
     if not root.is_dir():
-        raise UserError(f"{root}: no such folder")
+        raise UserError(f"{root}: must be the folder of the videos, got no folder; try another --root")
     annotations = KINDS[args.kind][0](request)
     check_beside(args.out, annotations.classes, args.source)
     found = list(followed(annotations.located(str(root)), len(annotations.clips), "clips", in_logs=True))
     rows = [row for row in found if isinstance(row, ManifestRow)]
     left_out = [(None, error) for error in found if isinstance(error, DecodeError)]
-    text = [f"{counted(len(found), 'clip')} listed, {len(annotations.classes):,} classes: {len(rows):,} found"]
-    nothing = f"{root}: contains none of the {len(found):,} clips; check --root"
-    text += _write(args.out, rows, annotations.classes, root, left_out, text, nothing)
+    text: Text = [f"{counted(len(found), 'clip')} listed, {len(annotations.classes):,} classes: {len(rows):,} found"]
+    nothing = f"{root}: must have the {len(found):,} clips, got none; try another --root"
+    text = _write(args.out, root, rows, annotations.classes, left_out, text, nothing)
     return Result([*text, f"next: summit-train data index {args.out} --root {root} --out INDEXED.csv"])
 
 
@@ -133,112 +136,22 @@ def _index_arguments(parser: argparse.ArgumentParser) -> None:
     root = "only where SOURCE is a manifest: the folder where its paths start [its own folder]"
     add("--root", metavar="DIR", type=Path, help=root)
     add("--workers", type=int, metavar="N", help="processes of each rank that decode [one a CPU]")
+    parser.set_defaults(region=None)
 
 
-def _index(args: argparse.Namespace) -> Result:
-    _check_root(args)
-    with session(this_launch()) as world:
-        listing, found = _surveyed(world, args)
-        if listing is None:
-            return Result()
-        rows, left_out = check.index_clips(listing.rows, found)
-        text = _index_text(listing, rows, found) + _notes(found)
-        return _write_list(args, listing, rows, left_out, text)
-
-
-def _check_root(args: argparse.Namespace) -> None:
-    if args.root is not None and args.source.is_dir():
-        raise UserError(f"--root must be left out where SOURCE is a folder, as paths start there; got {args.root}")
-
-
-def _surveyed(
-    world: World, args: argparse.Namespace, region: str | None = None
-) -> tuple[check.Listing | None, dict[str, check.Found]]:
-    """Decode the files of a list; return the list and the findings, on other ranks than 0 nothing. Collective."""
-
-    def listed() -> check.Listing:
-        for file in (args.out, _left_out_file(args.out)):
-            check_output("--out", file, file, args.source)
-        if (args.source / PACK_FILE).is_file():
-            wrong = f"{args.source}: is a packed set"
-            raise UserError(f"{wrong}; check it with `summit-train data verify {args.source}`")
-        listing = check.list_videos(args.source, args.root, region)
-        located_root(args.root and str(args.root), listing.manifest)
-        check_beside(args.out, listing.manifest.classes, listing.root)
-        return listing
-
-    listing = world.together(lambda: None if world.rank else listed())
-    root = world.broadcast(str(listing.root) if listing else "")
-    paths = [row.path for row in listing.rows] if listing else []
-    return listing, _survey(world, root, paths, args.out, args.workers)
-
-
-def _write_list(
-    args: argparse.Namespace,
-    listing: check.Listing,
-    rows: Sequence[ManifestRow],
-    left_out: Sequence[check.LeftOut],
-    text: Sequence[str | TextTable],
-) -> Result:
-    """Write the clips that can be used and those that are left out, and end the survey."""
-    nothing = f"{args.source}: contains no video that can be used"
-    written = _write(args.out, rows, listing.manifest.classes, listing.root, left_out, text, nothing)
-    shutil.rmtree(_journal_folder(args.out), ignore_errors=True)
-    return Result([*text, *written])
-
-
-def _index_text(
-    listing: check.Listing, rows: Sequence[ManifestRow], found: Mapping[str, check.Found]
-) -> list[str | TextTable]:
+def _indexed(listing: check.Listing, found: Findings) -> tuple[list[ManifestRow], list[check.LeftOut], Text]:
+    rows, left_out = check.index_clips(listing.rows, found)
     counts = Counter(label for row in rows for label in row.labels)
     names = listing.manifest.classes or tuple(map(str, range(max(counts, default=-1) + 1)))
     table = [(f"{label:>4}", name, f"{counts[label]:,}") for label, name in enumerate(names)]
     lengths = {path: facts.num_frames for path, facts in found.items() if not isinstance(facts, DecodeError)}
     frames = sum(len(row.span.frames(row.path, lengths[row.path])) for row in rows)
     what = "clips" if any(row.span != WHOLE for row in rows) else "videos"
-    text: list[str | TextTable] = [TextTable(table, left=2)] if table else []
+    text: Text = [TextTable(table, left=2)] if table else []
     text.append(f"{len(rows):,} {what}, {counted(frames, 'frame')}, {len(names)} classes")
     text += skipped_text(listing.skipped)
-    return text + _first_lines("the same bytes as another", [f"{path} = {first}" for path, first in check.copies(rows)])
-
-
-def _notes(found: Mapping[str, check.Found]) -> list[str]:
-    """Return what a person should know of files that can be used."""
-    facts = ((path, one) for path, one in found.items() if not isinstance(one, DecodeError))
-    return _first_lines("to know", [f"{path} {note}" for path, one in facts for note in one.notes])
-
-
-def _first_lines(title: str, lines: Sequence[object]) -> list[str]:
-    """Return a heading with the number of lines and the first of them, or nothing."""
-    more = [f"  ... and {len(lines) - SHOWN:,} more"] if len(lines) > SHOWN else []
-    return [f"{title}: {len(lines):,}", *(f"  {line}" for line in lines[:SHOWN]), *more] if lines else []
-
-
-def _left_out_file(out: Path) -> Path:
-    return out.with_name(f"{out.stem}.left_out.csv")
-
-
-def _journal_folder(out: Path) -> Path:
-    return out.with_name(f".{out.name}.journal")
-
-
-def _survey(world: World, root: str, paths: Iterable[str], out: Path, workers: int | None) -> dict[str, check.Found]:
-    """Decode all files by all ranks; return the findings on rank 0, elsewhere nothing. Collective.
-
-    paths: rank 0's count. An interrupted survey for the same `out` is continued: files that have not changed since are
-    not decoded again. Delete the journal once `out` is written.
-    """
-    paths = list(dict.fromkeys(paths))
-    journal = check.Journal(_journal_folder(out), root)
-    known = journal.read(paths) if world.rank == 0 else {}
-    if known:
-        tell(f"resumes: {len(known):,} of {len(paths):,} are decoded already")
-    share = world.broadcast([path for path in paths if path not in known])[world.rank :: world.size]
-    seen = check.spread(check.examine, root, share, min(num_workers(workers, world), len(share)))
-    for path, what in zip(share, followed(seen, len(share), "videos", world, in_logs=True), strict=True):
-        journal.add(world.rank, path, what)
-    world.barrier()
-    return journal.read(paths) if world.rank == 0 else {}
+    copies = [f"{path} = {first}" for path, first in check.copies(rows)]
+    return rows, left_out, [*text, *_first_lines("the same bytes as another", copies), *_remarks(found)]
 
 
 def _scan_arguments(parser: argparse.ArgumentParser) -> None:
@@ -251,24 +164,93 @@ def _scan_arguments(parser: argparse.ArgumentParser) -> None:
     add("--workers", type=int, metavar="N", help="processes of each rank that decode [one a CPU]")
 
 
-def _scan(args: argparse.Namespace) -> Result:
-    _check_root(args)
+def _scanned(listing: check.Listing, found: Findings) -> tuple[list[ManifestRow], list[check.LeftOut], Text]:
+    if all(isinstance(facts, DecodeError) and facts.reason == MISSING for facts in found.values()):
+        must = f"{listing.root}: must have the {counted(len(found), 'video')} of {listing.manifest.source}, got none"
+        raise UserError(f"{must}; try another --root, the folder where its paths start")
+    rows, left_out = check.scan_clips(listing, found)
+    bad = check.reasons(left_out)
+    decoded = sum(not isinstance(facts, DecodeError) for facts in found.values())
+    clips = "" if len(found) == len(listing.rows) else f" for {counted(len(listing.rows), 'clip')}"
+    summary = f"{decoded:,} of {counted(len(found), 'video')} decoded{clips}, {len(bad):,} bad"
+    reasons = Counter(error.reason for error in bad).most_common(SHOWN)
+    return rows, left_out, [summary, *(f"  {count:>6,}  {reason}" for reason, count in reasons), *_remarks(found)]
+
+
+def _survey(
+    judge: Callable[[check.Listing, Findings], tuple[list[ManifestRow], list[check.LeftOut], Text]],
+    args: argparse.Namespace,
+) -> Result:
+    """Decode the files of a list by all ranks, and write the clips that are good and those that are left out.
+
+    judge: returns both, and lines for people. Raises UserError.
+    """
+    if args.root is not None and args.source.is_dir():
+        raise UserError(f"--root must be left out where SOURCE is a folder, as paths start there; got {args.root}")
     with session(this_launch()) as world:
-        listing, found = _surveyed(world, args, args.region)
+        listing = world.together(lambda: None if world.rank else _listed(args))
+        root = world.broadcast(str(listing.root) if listing else "")
+        journal = check.Journal(args.out.with_name(f".{args.out.name}.journal"), root)
+        found = _decoded(world, journal, [row.path for row in listing.rows] if listing else [], args.workers)
         if listing is None:
             return Result()
-        if all(isinstance(facts, DecodeError) and facts.reason == MISSING for facts in found.values()):
-            shutil.rmtree(_journal_folder(args.out), ignore_errors=True)
-            wrong = f"{listing.root}: has none of the {counted(len(found), 'video')} of {args.source}"
-            raise UserError(f"{wrong}; try another --root, the folder where its paths start")
-        rows, left_out = check.scan_clips(listing, found)
-        bad = check.reasons(left_out)
-        decoded = sum(not isinstance(facts, DecodeError) for facts in found.values())
-        clips = "" if len(found) == len(listing.rows) else f" for {counted(len(listing.rows), 'clip')}"
-        summary = f"{decoded:,} of {counted(len(found), 'video')} decoded{clips}, {len(bad):,} bad"
-        reasons = Counter(error.reason for error in bad).most_common(SHOWN)
-        text = [summary, *(f"  {count:>6,}  {reason}" for reason, count in reasons), *_notes(found)]
-        return _write_list(args, listing, rows, left_out, text)
+        try:
+            rows, left_out, text = judge(listing, found)
+        except UserError:
+            shutil.rmtree(journal.folder, ignore_errors=True)  # to be decoded with another --root
+            raise
+        nothing = f"{args.source}: must have a video that can be used, got none"
+        written = _write(args.out, listing.root, rows, listing.manifest.classes, left_out, text, nothing)
+        shutil.rmtree(journal.folder, ignore_errors=True)
+        return Result(written)
+
+
+def _listed(args: argparse.Namespace) -> check.Listing:
+    for file in (args.out, _left_out_file(args.out)):
+        check_output("--out", file, file, args.source)
+    if (args.source / PACK_FILE).is_file():
+        right = f"check it with `summit-train data verify {args.source}`"
+        raise UserError(f"{args.source}: must be a list or a folder, got a packed set; {right}")
+    listing = check.list_videos(args.source, args.root, args.region)
+    located_root(args.root and str(args.root), listing.manifest)
+    check_beside(args.out, listing.manifest.classes, listing.root)
+    return listing
+
+
+def _decoded(world: World, journal: check.Journal, paths: Iterable[str], workers: int | None) -> Findings:
+    """Decode all files by all ranks; return the findings on rank 0, elsewhere nothing. Collective.
+
+    paths: rank 0's count. An interrupted survey with this journal is continued: files that have not changed since are
+    not decoded again.
+    """
+    paths = list(dict.fromkeys(paths))
+    known = journal.read(paths) if world.rank == 0 else {}
+    if known:
+        tell(f"resumes: {len(known):,} of {len(paths):,} are decoded already")
+    share = world.broadcast([path for path in paths if path not in known])[world.rank :: world.size]
+    seen = check.spread(partial(check.examine, journal.root), share, min(num_workers(workers, world), len(share)))
+    for path, what in zip(share, followed(seen, len(share), "videos", world, in_logs=True), strict=True):
+        journal.add(world.rank, path, what)
+    world.barrier()
+    return journal.read(paths) if world.rank == 0 else {}
+
+
+def _remarks(found: Findings) -> list[str]:
+    """Return lines about files that can be used, but are read slowly or in part."""
+    facts = [(path, one) for path, one in found.items() if not isinstance(one, DecodeError)]
+    slow = [f"{path} {note}" for path, one in facts for note in one.notes if not one.can_jump]
+    others = [f"{path} {note}" for path, one in facts for note in one.notes if one.can_jump]
+    return [*_first_lines("read from their start, as jumps give wrong frames", slow), *_first_lines("remarks", others)]
+
+
+def _first_lines(title: str, lines: Sequence[object]) -> list[str]:
+    """Return a heading with the number of lines and the first of them, or nothing."""
+    more = [f"  ... and {len(lines) - SHOWN:,} more"] if len(lines) > SHOWN else []
+    return [f"{title}: {len(lines):,}", *(f"  {line}" for line in lines[:SHOWN]), *more] if lines else []
+
+
+def _left_out_file(out: Path) -> Path:
+    return out.with_name(f"{out.stem}.left_out.csv")
 
 
 def _split_arguments(parser: argparse.ArgumentParser) -> None:
@@ -287,11 +269,11 @@ def _split_arguments(parser: argparse.ArgumentParser) -> None:
 def _split(args: argparse.Namespace) -> Result:
     how = {"seed": args.seed, "only": args.only, "both_directions": args.both_directions}
     if there := sorted(args.out.glob("fold[0-9]*")):
-        raise UserError(f"{there[0]}: already exists; split into another folder, or delete the folds of this one")
+        raise UserError(f"{there[0]}: must not exist yet; split into another folder, or delete the folds of this one")
     folds = split_manifest(args.manifest, args.out, args.folds, args.group, **how)
     rows = [["class", *(f"{fold.folder.name} train/val" for fold in folds)]]
     rows += [[name, *(f"{fold.train[name]:,}/{fold.val[name]:,}" for fold in folds)] for name in folds[0].train]
-    text: list[str | TextTable] = [TextTable(rows), folds[0].grouping]
+    text: Text = [TextTable(rows), folds[0].grouping]
     for fold in folds:
         train, val = fold.clips
         trained, validated = fold.groups
@@ -302,14 +284,14 @@ def _split(args: argparse.Namespace) -> Result:
 
 def _write(
     out: Path,
+    root: Path,
     rows: Sequence[ManifestRow],
     classes: tuple[str, ...] | None,
-    root: Path,
     left_out: Sequence[check.LeftOut],
-    text: Sequence[str | TextTable],
+    text: Text,
     nothing: str,
-) -> list[str]:
-    """Write a manifest, its classes and MANIFEST.left_out.csv; return what was left out and written.
+) -> Text:
+    """Write a manifest, its classes and MANIFEST.left_out.csv; return `text`, what was left out, and what was written.
 
     The latter has whole rows with a column `reason`; of clips without a row, path and reason. If no row is left, shows
     `text` and raises UserError(nothing).
@@ -331,14 +313,22 @@ def _write(
     if classes is not None:
         write_classes(out.parent, classes)
     write_manifest(out, rows)
-    return [*written, f"wrote {out}; set data.root={root}"]
+    return [*text, *written, f"wrote {out}; set data.root={root}"]
 
 
 PARTS = {
     "motion": (_motion_arguments, _motion, "generate videos whose class is their motion, or those of another task"),
     "import": (_import_arguments, _import, "write a manifest from the files that a public data set comes with"),
-    "index": (_index_arguments, _index, "decode every video and write a manifest of the intact ones"),
-    "scan": (_scan_arguments, _scan, "decode every clip of a manifest and write it without the bad ones"),
+    "index": (
+        _index_arguments,
+        partial(_survey, _indexed),
+        "decode every video and write a manifest of the intact ones",
+    ),
+    "scan": (
+        _scan_arguments,
+        partial(_survey, _scanned),
+        "decode every clip of a manifest and write it without the bad ones",
+    ),
     "split": (_split_arguments, _split, "split a manifest into training and validation folds by groups"),
     "compare": (compare.add_arguments, compare.run, "find the clips, or copies, that two lists share or one has twice"),
     "show": (data_show.add_arguments, data_show.run, "write a page of a list's clips as the network sees them"),

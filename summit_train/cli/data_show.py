@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from summit_train.core.errors import UserError
 from summit_train.core.files import check_output
@@ -64,13 +63,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 @dataclass(frozen=True)
 class _Clips:
-    """The clips that may be shown, and what reads one. how: they are seen. scores: of each the score and its text."""
+    """The clips that may be shown, and what reads one. about: how they are seen, and each one's score, for the page.
+
+    right: how sure the run is of what is right, of clips that are shown in this order.
+    """
 
     manifest: Manifest
-    clips: NDArray[np.int64]
+    clips: Sequence[int]
     see: Callable[[int], Seen]
-    how: str
-    scores: Mapping[int, tuple[float, str]] = field(default_factory=dict)
+    about: Mapping[str, Any]
+    right: Mapping[int, float] = field(default_factory=dict)
 
 
 def run(args: argparse.Namespace) -> Result:
@@ -86,16 +88,25 @@ def run(args: argparse.Namespace) -> Result:
         raise UserError("--epoch must be used with --spec, key=value with --spec or --run")
     check_output("--out", args.out, args.out, *filter(None, (args.manifest, args.spec)))
     clips = _in_training(args) if args.spec else _in_validation(args) if args.run else _whole(args)
+    manifest = clips.manifest
+    names = manifest.class_names
     groups = dict[str, list[dict[str, Any]]]()
     bad = list[str]()
     chosen = _chosen(clips, args.clips, args.only)
-    for group, shown in followed(_shown(clips, chosen, args), len(chosen), "clips"):
-        groups.setdefault(group, []).append(shown)
-        bad += [shown["film"].reason] if shown["film"].reason else []
+    for clip, group in followed(iter(chosen), len(chosen), "clips"):
+        try:
+            picture = film(_pictures(clips.see(clip), manifest.boxes, args.frames, args.pixels))
+        except (DecodeError, OSError) as error:
+            picture = Film(reason=str(error))
+            bad.append(picture.reason)
+        labels = ", ".join(names[label] for label in manifest.labels_of(clip)) or group
+        groups.setdefault(group, []).append(
+            {"name": str(manifest.clip(clip)), "number": clip, "labels": labels, "film": picture}
+        )
     what = f"{len(chosen):,} of {counted(len(clips.clips), 'clip')}"
-    what += f", {len(groups.keys() - {_NO_CLASS}):,} of {len(clips.manifest.class_names):,} classes"
-    about = {"title": clips.manifest.source, "what": what, "how": clips.how, "groups": groups}
-    write_page(args.out, environment().get_template("sheet.html.j2").render(about))
+    what += f", {len(groups.keys() - {_NO_CLASS}):,} of {len(names):,} classes"
+    page = {"title": manifest.source, "what": what, "groups": groups, "scores": {}, **clips.about}
+    write_page(args.out, environment().get_template("sheet.html.j2").render(page))
     written = with_unit(args.out.stat().st_size, "B")
     return Result([f"{args.out}: {what}, {written}", *(f"cannot be shown: {reason}" for reason in bad)])
 
@@ -105,27 +116,22 @@ def run(args: argparse.Namespace) -> Result:
 
 def _whole(args: argparse.Namespace) -> _Clips:
     manifest = read_manifest(args.manifest)
-    pixels = args.pixels
     data = DataSpec(train=args.manifest, val=args.manifest, root=args.root, sampling="uniform", flow_length=1)
     if manifest.is_packed:
         packing = read_pack(manifest.source).packing
         data = data.model_copy(update={"modality": packing.modality, "region": packing.region})
-    store = open_store(data, manifest)
-
-    def sample(num_frames: int) -> NDArray[np.int64]:
-        return test_frames("uniform", num_frames, args.frames, 1, 1)
 
     def crop(width: int, height: int) -> list[View]:
-        return test_views(min(pixels, width, height), "full", width, height)
+        return test_views(min(args.pixels, width, height), "full", width, height)
 
-    see = partial(seen, store, sample, crop)
-    what = "Whole frames" if data.modality == "rgb" else "The x of whole fields of optical flow"
-    return _Clips(manifest, np.arange(len(manifest)), see, f"{what}, evenly spaced.")
+    sample = partial(test_frames, "uniform", num_frames=args.frames, stride=1, num_clips=1)
+    see = partial(seen, open_store(data, manifest), sample, crop)
+    return _Clips(manifest, range(len(manifest)), see, {"view": "whole", "modality": data.modality})
 
 
 def _spec(args: argparse.Namespace, which: str) -> Spec:
-    own = {"root": args.root, which: args.manifest}
-    quoted = [f"data.{key}={json.dumps(text, ensure_ascii=False)}" for key, text in own.items() if text is not None]
+    paths = {"root": args.root, which: args.manifest}
+    quoted = [f"data.{key}={json.dumps(text, ensure_ascii=False)}" for key, text in paths.items() if text is not None]
     return run_spec(args.spec or args.run, [*args.overrides, *quoted])
 
 
@@ -135,64 +141,53 @@ def _in_training(args: argparse.Namespace) -> _Clips:
     if epoch >= spec.schedule.epochs:
         raise UserError(f"--epoch must be below schedule.epochs {spec.schedule.epochs:,}, got {epoch:,}")
     dataset = Dataset.open(spec, "train")
-    data = spec.data
     read, drawn = dataset.training_clips(make_plan(spec, 1, len(dataset)).order(), epoch)
-    augment = " and ".join([data.built_in_augment, *(part.name for part in dataset.augment)])
-    later = " and ".join(f"data.{name}" for name in ("erase", "mix") if getattr(data, name))
-    flow = " of optical flow, of which the x of the first field is shown" if data.modality == "flow" else ""
-    how = f"As epoch {epoch} of {args.spec} sees them: seed {spec.seed}, {data.num_frames} frames{flow}, {augment}."
-    how += f" The first of data.repeats {data.repeats} views." if data.repeats > 1 else ""
-    if spec.scale.gpus is None and data.balance == "classes":
-        how += " As on one rank: scale.gpus is null, and with data.balance the draws depend on the ranks."
-    how += f" Not shown: {later}, which change the batch afterwards." if later else ""
 
     def see(clip: int) -> Seen:
         views, targets = read.clip(clip, drawn[clip], lambda *_: nullcontext())
         return views[0], targets[0] if targets else None
 
-    return _Clips(dataset.manifest, np.array(sorted(drawn), np.int64), see, how)
+    augments = [spec.data.built_in_augment, *(part.name for part in dataset.augment)]
+    about = {"view": "training", "spec": spec, "path": args.spec, "epoch": epoch, "augments": augments}
+    return _Clips(dataset.manifest, sorted(drawn), see, about)
 
 
 def _in_validation(args: argparse.Namespace) -> _Clips:
     spec = _spec(args, "val")
     if spec.task == "detection":
         raise UserError(f"--run must be of a task that scores classes, got {spec.task}; try --spec {args.run}")
-    found = read_run(args.run)
+    run = read_run(args.run)
     dataset = Dataset.open(spec, "val")
-    data = spec.data
-    softmax = found.scores.kind == "softmax"
-    check_same_classes(args.manifest, dataset.manifest.classes, found.path, found.class_names)
-    shares = probabilities(found.scores.scores, found.scores.kind)
-    names = all_names(found.class_names, shares.shape[1])
-    right = np.where(found.scores.hot, shares, 1.0 if softmax else 1 - shares)
-    scores = dict[int, tuple[float, str]]()
-    places = {clip: place for place, clip in enumerate(found.clips)}
+    check_same_classes(args.manifest, dataset.manifest.classes, run.path, run.class_names)
+    hot = run.scores.hot
+    shares = probabilities(run.scores.scores, run.scores.kind)
+    right = np.where(hot, shares, 1.0 if run.scores.kind == "softmax" else 1 - shares)
+    names = all_names(run.class_names, shares.shape[1])
+    places = {clip: place for place, clip in enumerate(run.clips) if run.scores.is_read[place]}
+    sure = dict[int, float]()
+    scores = dict[int, dict[str, Any]]()
     for clip in range(len(dataset)):
-        if (place := places.get(dataset.manifest.clip(clip), -1)) >= 0 and found.scores.is_read[place]:
-            own = int(right[place].argmin())
+        if (place := places.get(dataset.manifest.clip(clip))) is not None:
+            worst = int(right[place].argmin())
             top = int(shares[place].argmax())
-            value = shares[place, own]
-            hot = found.scores.hot[place]
-            if softmax:
-                taken = f", taken for {names[top]} {share(shares[place, top])}" if top != own else ""
-                text = f"{names[own]} {share(value)}{taken}"
-            else:
-                labels = ", ".join(name for name, is_own in zip(names, hot, strict=True) if is_own) or _NO_CLASS
-                missed, but = ("", "but ") if value >= 0.5 else ("missed ", "")
-                what = f"{missed}{names[own]} " if hot[own] else f"not {names[own]}, {but}"
-                text = f"{labels}: {what}{share(value)}"
-            scores[clip] = float(right[place, own]), text
+            sure[clip] = float(right[place, worst])
+            scores[clip] = {
+                "class": names[worst],
+                "share": share(shares[place, worst]),
+                "is_likely": shares[place, worst] >= 0.5,
+                "is_own": hot[place, worst],
+                "classes": ", ".join(names[label] for label in np.flatnonzero(hot[place])) or _NO_CLASS,
+                "top": names[top],
+                "top_share": share(shares[place, top]),
+            }
     if not scores:
-        raise UserError(f"{args.manifest}: has none of the videos that {args.run} has scored; give its data.val")
-
-    def sample(num_frames: int) -> NDArray[np.int64]:
-        return test_frames(data.sampling, num_frames, data.num_frames, data.frame_stride, 1)
-
+        raise UserError(f"{args.manifest}: must have videos that {args.run} has scored, got none; give its data.val")
+    data = spec.data
+    sample = partial(test_frames, data.sampling, num_frames=data.num_frames, stride=data.frame_stride, num_clips=1)
     crop = partial(test_views, spec.evaluate.short_side, 1, long_side=data.long_side)
-    how = f"As {args.run} validates them" if spec.evaluate.mode == "clips" else f"A clip of each stream of {args.run}"
-    how += f"; the lowest scores of {found.path.name} first."
-    see = partial(seen, dataset.store, sample, crop)
-    return _Clips(dataset.manifest, np.array(list(scores), np.int64), see, how, scores)
+    about = {"view": "validation", "mode": spec.evaluate.mode, "run": args.run, "scored": run.path.name}
+    about |= {"kind": run.scores.kind, "scores": scores}
+    return _Clips(dataset.manifest, list(scores), partial(seen, dataset.store, sample, crop), about, sure)
 
 
 # Which clips are shown, and what of them.
@@ -203,19 +198,18 @@ def _chosen(clips: _Clips, most: int, only: Sequence[str] | None) -> list[tuple[
 
     With each the class that it is shown under.
     """
-    manifest = clips.manifest
     names = clips.manifest.class_names
     if unknown := set(only or ()) - set(names):
-        raise UserError(f"--only must have classes of {manifest.source}, got {', '.join(sorted(unknown))}")
-    wanted = range(len(names)) if only is None else {names.index(name) for name in only}
+        raise UserError(f"--only must have classes of {clips.manifest.source}, got {', '.join(sorted(unknown))}")
+    shown = range(len(names)) if only is None else {names.index(name) for name in only}
     groups = dict[int, list[int]]()
-    for clip in clips.clips.tolist():
-        label = next((label for label in manifest.labels_of(clip) if label in wanted), len(names))
+    for clip in clips.clips:
+        label = next((label for label in clips.manifest.labels_of(clip) if label in shown), len(names))
         if label < len(names) or only is None:
             groups.setdefault(label, []).append(clip)
-    pairs = [(clip, label) for label in sorted(groups) for clip in groups[label]]
-    if clips.scores:
-        pairs = sorted(pairs, key=lambda pair: clips.scores[pair[0]])[:most]
+    if clips.right:
+        pairs = [(clip, label) for label in sorted(groups) for clip in groups[label]]
+        pairs = sorted(pairs, key=lambda pair: clips.right[pair[0]])[:most]
     else:
         labels = [sorted(groups)[place] for place in _spread(len(groups), most)]
         quotas = dict[int, int]()
@@ -224,21 +218,6 @@ def _chosen(clips: _Clips, most: int, only: Sequence[str] | None) -> list[tuple[
             quotas[label] = min(len(groups[label]), share_left)
         pairs = [(groups[at][place], at) for at in labels for place in _spread(len(groups[at]), quotas[at])]
     return [(clip, (*names, _NO_CLASS)[label]) for clip, label in pairs]
-
-
-def _shown(
-    clips: _Clips, chosen: Sequence[tuple[int, str]], args: argparse.Namespace
-) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the class of each clip, and what the page shows of it."""
-    names = clips.manifest.class_names
-    for clip, group in chosen:
-        try:
-            picture = film(_pictures(clips.see(clip), clips.manifest.boxes, args.frames, args.pixels))
-        except (DecodeError, OSError) as error:
-            picture = Film(reason=str(error))
-        labels = ", ".join(names[label] for label in clips.manifest.labels_of(clip)) or group
-        about = clips.scores[clip][1] if clips.scores else labels
-        yield group, {"name": str(clips.manifest.clip(clip)), "about": about, "film": picture}
 
 
 def _pictures(view: Seen, boxes: Boxes | None, most: int, pixels: int) -> Frames:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import os
-from collections.abc import Iterable
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from summit_train.cluster.doctor import Check, check_disk, check_disks, check_launch, examine, try_start
+from summit_train.cluster.doctor import check_disk, check_disks, check_launch, examine, try_start
 from summit_train.cluster.doctor_site import examine_site, trial
+from summit_train.cluster.probe import Check
 from summit_train.cluster.site import load_site
 from summit_train.core.comm.launch import this_launch
 from summit_train.core.errors import UserError
@@ -40,33 +40,32 @@ def run(args: argparse.Namespace) -> Result:
     if args.submit and (site is None or site.is_here):
         raise UserError("--submit must be used with --site NAME of a batch system; try --site slurm_generic")
     launch = this_launch()
-    ranks = list[dict[str, Any]]()
     is_alone = launch.launcher == "hand"
-    asks = args.check_nodes or (site is not None and site.check_nodes)
-    checks: Iterable[Check] = (
-        examine(args.run_dir, alone=is_alone) if site is None else examine_site(site, args.run_dir)
-    )
+    node_local = args.node_local and os.path.expandvars(args.node_local)
+    ranks: list[dict[str, Any]] = []
+    of_ranks: list[Check] = []
+    disks: list[Check] = []
     if not is_alone:
         with session(launch) as world:
-            first, ranks = check_launch(world, launch)
-            disks = check_disks(world, os.path.expandvars(args.node_local)) if args.node_local else []
-            speeds: list[Check] = []
-            if asks:  # imported here: without torch the other checks still run
+            of_launch, ranks = check_launch(world, launch)
+            disks = check_disks(world, node_local) if node_local else []
+            of_ranks = [of_launch]
+            if args.check_nodes or (site is not None and site.check_nodes):
+                # Imported here: without torch the other checks still run.
                 from summit_train.cluster.node_check import check_speeds
                 from summit_train.core.device import choose_device
 
-                speeds = check_speeds(world, choose_device(world))
+                of_ranks += check_speeds(world, choose_device(world))
         if launch.rank:
             return Result()
-        checks = chain([first, *speeds], checks, disks)
     elif args.check_nodes:
         raise UserError("--check-nodes must be used with ranks; try srun summit-train doctor --check-nodes")
-    if args.node_local and is_alone:
-        checks = chain(checks, [check_disk("node-local disk", Path(os.path.expandvars(args.node_local)))])
-    if args.submit and site is not None:
-        checks = chain(checks, trial(site, args.run_dir, args.nodes))
+    elif node_local:
+        disks = [check_disk("node-local disk", Path(node_local))]
+    of_machine = examine(args.run_dir, alone=is_alone) if site is None else examine_site(site, args.run_dir)
+    of_trial = trial(site, args.run_dir, args.nodes) if args.submit and site is not None else ()
     done: list[Check] = []
-    for check in checks:
+    for check in chain(of_ranks, of_machine, disks, of_trial):
         done.append(check)
         fix = [f"{'':<33} -> {check.fix}"] if check.fix else []
         show(Result([f"{check.status:<5} {check.name:<27} {check.found}", *fix]), as_json=args.json)

@@ -7,7 +7,6 @@ most as many ranks as virtual GPUs.
 from __future__ import annotations
 
 import argparse
-import math
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,16 +22,16 @@ from summit_train.core.errors import UserError
 from summit_train.core.files import check_output, figure_path, read_file, write_json
 from summit_train.core.machine import warn_untested
 from summit_train.core.progress import watched
-from summit_train.core.result import Result, TextTable, tell
+from summit_train.core.result import Result, tell
 from summit_train.core.run_folder import CheckpointError, best_checkpoint
 from summit_train.core.saved import peek
 from summit_train.core.session import session
-from summit_train.core.text import counted, from_json, percent
+from summit_train.core.text import counted, from_json
 from summit_train.core.watch import StopRequest, Watchdog
 from summit_train.data.dataset import Dataset
-from summit_train.evaluation.evaluation import EVALS, RESULT_FILE, Evaluation, build_scorer
-from summit_train.evaluation.measures import Measures, measures_of, open_measures, say_certainty, say_left_out
-from summit_train.evaluation.observed import TENTHS, parse_fractions, score_observed
+from summit_train.evaluation.evaluation import EVALS, RESULT_FILE, Evaluation, accuracy_text, build_scorer
+from summit_train.evaluation.measures import open_measures
+from summit_train.evaluation.observed import TENTHS, curves_text, parse_fractions, score_observed
 from summit_train.evaluation.scores import Scored
 from summit_train.evaluation.scoring import VideoScorer
 from summit_train.models import VideoNetwork
@@ -40,7 +39,6 @@ from summit_train.models.foreign import check_sources, sources_of
 from summit_train.models.network import initial_network
 from summit_train.report.goodput import goodput_values
 from summit_train.spec import Spec, changes_scores, flat_keys, folder_name, load_spec, run_spec
-from summit_train.spec.checks import stream_problem
 from summit_train.spec.source import split_overrides
 from summit_train.sweep.grid import joined_name
 from summit_train.training.agreement import check_agreement
@@ -129,11 +127,7 @@ def accuracy_result(evaluation: Evaluation, values: dict[str, Any] | None) -> Re
     if values is None:
         return Result()
     spec = evaluation.scorer.spec
-    known = evaluation.measures
-    text = _scores(values, known)
-    if "ema" in values:
-        text += [f"average of the weights: {line}" for line in _scores(values["ema"], known)]
-    text += _scored(values)
+    text = accuracy_text(values, evaluation.measures)
     file = evaluation.folder / RESULT_FILE
     last = spec.evaluate.last_checkpoints
     if evaluation.folder != spec.run_path:
@@ -187,34 +181,6 @@ def _result_folder(spec: Spec, name: str | None, changed: Mapping[str, Any], fil
     return folder
 
 
-def _scores(result: dict[str, Any], known: Measures) -> list[str]:
-    """Return the mean over the checkpoints, and of several the last and the best, a line each."""
-    rows = result["checkpoints"]
-    main = known.main
-    if len(rows) == 1:
-        return [f"{known.text(result)}: 1 checkpoint"]
-    what = "mean" if result[f"{main.key}_std"] is None else "mean and standard deviation (n - 1)"
-    best = max(rows, key=lambda row: -math.inf if row[main.key] is None else row[main.key])
-    return [
-        f"{known.text(result)}: {what} over {len(rows)} checkpoints",
-        f"{main.name} {percent(result[f'{main.key}_last'])}: last checkpoint",
-        f"{main.name} {percent(best[main.key])}: best checkpoint, step {best['step']}",
-    ]
-
-
-def _scored(result: dict[str, Any]) -> list[str]:
-    """Return which videos the scores are of, in which views, and what they leave out, a line each."""
-    clips = "all frames streamed" if result["mode"] == "stream" else counted(result["clips"], "clip")
-    crops = "the full frame" if result["crops"] == "full" else counted(result["crops"], "crop")
-    lines = [f"{counted(result['videos'], 'video')}, {clips} x {crops}"]
-    lines += say_certainty(result.get("top1_interval"), result.get("top1_macro_mean"))
-    if bad := max((checkpoint.get("bad_videos", 0) for checkpoint in result["checkpoints"]), default=0):
-        lines.append(f"{counted(bad, 'unreadable video')}, counted as wrong")
-    if "precise_bn" in result:
-        lines.append(f"BN's statistics of {counted(result['precise_bn'], 'training step')}")
-    return [*lines, *filter(None, [say_left_out(result.get("classes_left_out", ()))])]
-
-
 def _paths(spec: Spec, chosen: Sequence[str]) -> tuple[list[Path], list[str]]:
     """Return the checkpoint files to evaluate, and which last ones are left out and why. Raises CheckpointError."""
     paths = list[Path]()
@@ -251,8 +217,8 @@ def _run_observed(
 ) -> Result:
     """Score one checkpoint after parts of the videos; rank 0 writes observed.json and draws."""
     # Imported here because it needs matplotlib: training imports this module on all ranks, and only one draws.
-    from summit_train.report.figures import draw_observed
-    from summit_train.report.records import OBSERVED_FILE, Observed, read_observed
+    from summit_train.report.observed import draw_observed
+    from summit_train.report.results import OBSERVED_FILE, Observed, read_observed
 
     fractions = parse_fractions(args.observed) if args.observed else TENTHS
     out = None if args.out is None else figure_path(args.out)
@@ -285,26 +251,7 @@ def _run_observed(
         write_json(file, result)
         if out is not None:
             draw_observed(out, [Observed.model_validate(result), *beside])
-        text = [*_curves_text(result, spec), *([] if folder == spec.run_path else [f"written to {file}"])]
+        text = curves_text(result, spec)
+        if folder != spec.run_path:
+            text.append(f"written to {file}")
         return Result(text, values=result | {"written": str(file)})
-
-
-def _curves_text(result: dict[str, Any], spec: Spec) -> list[str | TextTable]:
-    names = {one.key: one.name for one in measures_of(spec.loss.base, spec.model.num_classes).shown}
-    curves = {"clip": result["observed"], "stream": result.get("anytime")}
-    known = {kind: rows for kind, rows in curves.items() if rows}
-    rows = [["observed", *(f"{kind} {name}" for kind in known for name in names.values())]]
-    for place, point in enumerate(result["observed"]):
-        cells = [percent(curve[place][key]) for curve in known.values() for key in names]
-        rows.append([f"{100 * point['fraction']:g} %", *cells])
-    unread = f"; {result['bad_videos']} unreadable, counted as wrong" if result["bad_videos"] else ""
-    about = f"{counted(result['videos'], 'video')}, step {result['step']}{unread}"
-    lines: list[str | TextTable] = [TextTable(rows), about]
-    model = spec.model
-    if (why := stream_problem(model)) is not None:
-        lines.append(f"no stream: {why}")
-    undecided = {100 * row["fraction"]: row["undecided"] for row in curves["stream"] or [] if row["undecided"]}
-    if undecided:
-        parts = ", ".join(f"{number} at {part:g} %" for part, number in undecided.items())
-        lines.append(f"videos of which the stream has no frame yet, which count as wrong: {parts}")
-    return lines

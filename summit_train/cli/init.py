@@ -19,10 +19,9 @@ from summit_train.core.result import Result
 from summit_train.core.text import counted
 from summit_train.data.dataset import Dataset, open_datasets
 from summit_train.data.manifest import Manifest, read_manifest
-from summit_train.data.manifest.folders import folder_table, skipped_text
-from summit_train.data.manifest.reading import PACK_FILE, check_same_classes, read_rows
+from summit_train.data.manifest.reading import PACK_FILE, check_classes, check_same_classes, read_rows
 from summit_train.data.manifest.split import parts_of
-from summit_train.data.manifest.tables import check_classes, is_video
+from summit_train.data.manifest.tables import folder_table, is_video, skipped_text
 from summit_train.spec import spec_from_tree
 from summit_train.spec.source import SHIPPED, Tree, read_tree, to_yaml
 
@@ -139,7 +138,7 @@ def _found(folder: str, folds_folder: str) -> _Found:
         raise UserError(f"{folder}: {wrong}")
     manifest = _read(folder, os.path.join(folder, *lists))
     check_classes(manifest.source, manifest.classes or ())  # `data split` writes them
-    rows = list(read_rows(manifest))
+    manifest, rows = read_rows(manifest.source)
     wrong = ""
     for folds in (5, 4, 3, 2):
         try:

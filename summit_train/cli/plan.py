@@ -13,10 +13,9 @@ from summit_train.cluster.site import Site, load_site, load_spec_on, parse_wallt
 from summit_train.core.errors import UserError
 from summit_train.core.result import Result, TextTable, show, warn
 from summit_train.core.run_folder import CheckpointError, find_checkpoints
-from summit_train.core.text import binary_size, counted, share
-from summit_train.plan import Plan, averages_per_epoch, make_plan, sample_learning_rates
+from summit_train.core.text import counted
+from summit_train.plan import Plan, make_plan, plan_rows, sample_learning_rates
 from summit_train.spec import Spec, own_parts
-from summit_train.spec.keys import SOLVER_KEYS, OptimizerSpec, ScheduleSpec
 
 if TYPE_CHECKING:
     from summit_train.data.dataset import Dataset
@@ -181,105 +180,6 @@ def start_notes(spec: Spec, plan: Plan, files: Files, sweep: Path | None = None)
     return starting_state(spec, plan, files.train, model)[1]
 
 
-def _rows(spec: Spec, plan: Plan) -> list[tuple[str, str]]:
-    warmup_epochs = f"{counted(plan.warmup_steps / plan.steps_per_epoch, 'epoch')}, {spec.schedule.warmup}"
-    kept = f"{spec.checkpoint.keep} kept" + ("" if spec.checkpoint.keep_best is None else " and the best")
-    views = spec.data.repeats
-    repeats = f", {views} views of each of {plan.global_batch // views:,} clips of the list" if views > 1 else ""
-    network = plan.network
-    trained = plan.network.trained_parameters
-    part = "" if trained == network.parameters else f", of which {trained:,} are trained"
-    beside = "; written alongside the steps from a copy in rank 0's memory" if spec.checkpoint.background else ""
-    workers = spec.data.workers
-    held = f"{plan.clip_bytes_per_rank / 1e6:,.1f} MB in memory at once"
-    bn_batch = f"{counted(plan.clips_per_gpu, 'clip')} x {spec.data.num_frames} frames of one virtual GPU"
-    most = ""
-    early = ""
-    if (stop := spec.schedule.early_stop) is not None:
-        most = "at most "
-        early = f"; stops after {counted(stop.epochs, 'epoch')} without a better {stop.measure}"
-    fewer, more = divmod(plan.virtual_gpus, plan.ranks)
-    shares = [f"{counted(n, 'rank')} x {each:,}" for n, each in ((plan.ranks - more, fewer), (more, fewer + 1)) if n]
-    return [
-        ("virtual GPUs", f"{plan.virtual_gpus:,} = {' + '.join(shares)} accumulation"),
-        *balance_rows(plan),
-        ("global batch", f"{counted(plan.global_batch, 'clip')} = {counted(plan.frames_per_batch, 'frame')}{repeats}"),
-        *([("BN batch", bn_batch)] if plan.network.has_bn else []),
-        ("steps", f"{most}{plan.total_steps:,} = {counted(plan.epochs, 'epoch')} x {plan.steps_per_epoch:,}{early}"),
-        ("dropped clips", f"{plan.dropped_clips_per_epoch:,} of {plan.clips:,} per epoch, different ones each time"),
-        ("solver", _solver_text(spec.optimizer)),
-        ("warm-up", f"{counted(plan.warmup_steps, 'step')} = {warmup_epochs}"),
-        ("peak LR", f"{plan.peak_lr:.6g} ({spec.optimizer.lr_scaling} scaling of {spec.optimizer.base_lr:g})"),
-        ("decay", _decay_text(spec.schedule)),
-        ("parameters", f"{network.parameters:,}{part}"),
-        *_communication_rows(spec, plan),
-        ("multiply-adds", f"{network.multiply_adds / 1e9:,.2f} G a clip, forward"),
-        ("input", f"{plan.input_bytes_per_step_and_rank / 1e6:,.1f} MB a step and rank, uint8, {held}"),
-        ("workers", "one for each core of a rank, at most 4" if workers is None else f"{workers:,} a rank"),
-        ("memory", f"about {binary_size(plan.memory_bytes_per_rank)} a rank (weights and activations)"),
-        *([("network built", network.note)] if network.note else []),
-        ("checkpoint", f"{plan.checkpoint_bytes / 1e6:,.0f} MB, {kept}{beside}"),
-    ]
-
-
-def _solver_text(optimizer: OptimizerSpec) -> str:
-    """Return the solver with its constants and its trust ratio: "sgd, momentum 0.9; weight decay 0.0001"."""
-    solver: list[str] = [optimizer.name]
-    for key in SOLVER_KEYS[optimizer.name]:
-        value = getattr(optimizer, key)
-        if key == "betas":
-            solver.append(f"betas {value[0]:g}, {value[1]:g}")
-        elif value or key != "momentum":
-            solver.append(f"{key} {value:g}")
-    words = [", ".join(solver), f"weight decay {optimizer.weight_decay:g}"]
-    if optimizer.layer_decay != 1:
-        words.append(f"layer decay {optimizer.layer_decay:g}")
-    for frozen in optimizer.freeze:
-        until = "" if frozen.until_epoch is None else f" for {counted(frozen.until_epoch, 'epoch')}"
-        words.append(f"frozen{until}: {', '.join(frozen.names)}")
-    trust = optimizer.trust_ratio
-    if trust is not None:
-        values = f"{trust.coefficient:g}" if trust.kind == "lars" else f"[{trust.lower:g}, {trust.upper:g}]"
-        words.append(f"trust ratio {trust.kind} {values}")
-    return "; ".join(words)
-
-
-def _decay_text(schedule: ScheduleSpec) -> str:
-    """Return the decay with its constants: "polynomial, power 2"."""
-    if schedule.decay == "polynomial":
-        return f"polynomial, power {schedule.power:g}"
-    if schedule.decay == "steps":
-        epochs = ", ".join(f"{epoch:g}" for epoch in schedule.milestones)
-        return f"steps, x {schedule.factor:g} after epochs {epochs}"
-    return ", ".join([schedule.decay, *(f"{name} {value}" for name, value in schedule.options.items())])
-
-
-def balance_rows(plan: Plan) -> list[tuple[str, str]]:
-    """Return what it costs that some ranks have one virtual GPU more than others, if any have."""
-    if plan.load_balance == 1:
-        return []
-    enough = -(-plan.virtual_gpus // plan.accumulation)
-    as_fast = f"; {counted(enough, 'rank')} would be as fast" if enough < plan.ranks else ""
-    waits = f"ranks with {counted(plan.accumulation - 1, 'virtual GPU')} wait for those with {plan.accumulation:,}"
-    return [("load balance", f"{share(plan.load_balance)} efficiency: {waits}{as_fast}")]
-
-
-def _communication_rows(spec: Spec, plan: Plan) -> list[tuple[str, str]]:
-    """Return what the ranks exchange, and where the batch grows what becomes of it."""
-    parallel = spec.parallel
-    if parallel.method == "synchronous":
-        return [("gradients", f"{plan.gradient_bytes / 1e6:,.1f} MB a step through the allreduce")]
-    rounds = averages_per_epoch(spec, plan.steps_per_epoch)
-    state = "weights and solver state" if parallel.optimizer_state == "average" else "weights"
-    sent = f"{plan.averaging_bytes / 1e6:,.1f} MB of {state}"
-    rows = [("averaging", f"{counted(plan.virtual_gpus, 'learner')}; {counted(rounds, 'average')} an epoch of {sent}")]
-    if len(plan.ladder) > 1:
-        sizes = ", ".join(f"{size.clips_per_gpu:,}" for size in plan.ladder)
-        lengths = ", ".join(f"{size.steps_per_epoch:,}" for size in plan.ladder)
-        rows.append(("growing batch", f"{sizes} clips of a learner: {lengths} steps an epoch"))
-    return rows
-
-
 def _text(spec: Spec, plan: Plan, more: list[tuple[str, str]]) -> list[str | TextTable]:
     stacked = f" of {spec.data.flow_length} flow fields" if spec.data.modality == "flow" else ""
     rates = [("step", "epoch", "learning rate", "")]
@@ -290,7 +190,7 @@ def _text(spec: Spec, plan: Plan, more: list[tuple[str, str]]) -> list[str | Tex
         rates.append((f"{step:,}", f"{step / plan.steps_per_epoch:.1f}", f"{lr:.6g}", bar))
     return [
         f"{spec.name}: {spec.model.title}, {counted(spec.data.num_frames, 'frame')}{stacked}",
-        TextTable([*_rows(spec, plan), *more], left=2, indent="  "),
+        TextTable([*plan_rows(plan), *more], left=2, indent="  "),
         "",
         TextTable(rates, left=0, indent="  "),
     ]

@@ -21,8 +21,13 @@ impossible combinations are refused with file, line and the valid choices.
 `shipped:NAME` names one that ships (`summit-train configs`). All other relative paths start at the current directory.
 `~` and `$NAME` are expanded.
 
-`summit-train schema > spec.schema.json` writes the same keys for editors. This page is the output of
-`summit-train schema --markdown`.
+For an editor with the YAML language server, write the keys to a file, and begin each spec with the line
+`# yaml-language-server: $schema=spec.schema.json`. It then completes keys and marks mistakes:
+
+```
+summit-train schema > spec.schema.json
+summit-train schema --markdown           # this page
+```
 """
 
 

@@ -13,8 +13,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from subprocess import DEVNULL
 
-from summit_train.cluster.doctor import ANSWER_S, Check, Status, check_disk, check_ranks
+from summit_train.cluster.doctor import ANSWER_S, check_disk, check_ranks
 from summit_train.cluster.job import Job, job_name
+from summit_train.cluster.probe import Check, Status
 from summit_train.cluster.site import COMM, Container, Site, walltime_text
 from summit_train.cluster.submit import chain, job_states, prepare_job
 from summit_train.core.errors import RunFailed

@@ -17,7 +17,7 @@ from statistics import median
 
 import torch
 
-from summit_train.cluster.doctor import Check
+from summit_train.cluster.probe import Check
 from summit_train.core.comm import World
 from summit_train.core.comm.launch import node_name
 from summit_train.core.errors import RunFailed
@@ -35,10 +35,13 @@ from summit_train.training.timer import idle_mark
 LEAST = 0.8  # of the median
 # The best of some turns counts, as other work may disturb one. A turn is longer than the pauses of a processor or a
 # process that is throttled: they slow every turn down.
-_TURNS, _TURN_S = 4, 0.25
+_TURNS = 4
+_TURN_S = 0.25
 _MOST_S = 4.0  # of one measure
-_COPIED_BYTES, _EXCHANGED_BYTES = 128 << 20, 4 << 20  # the first beyond all caches
-_READ_BYTES, _BLOCK_BYTES = 16 << 20, 1 << 20  # of a turn, of one read
+_COPIED_BYTES = 128 << 20  # beyond all caches
+_EXCHANGED_BYTES = 4 << 20
+_READ_BYTES = 16 << 20  # of a turn
+_BLOCK_BYTES = 1 << 20  # of one read
 MEASURES = {
     "products": ("matrix products", "multiply-adds/s"),
     "memory": ("copying memory", "B/s"),
@@ -60,7 +63,8 @@ class SlowNode:
 
     def __str__(self) -> str:
         name, unit = MEASURES[self.measure]
-        rate, typical = with_unit(self.rate, unit), with_unit(self.median, unit)
+        rate = with_unit(self.rate, unit)
+        typical = with_unit(self.median, unit)
         return f"slow in {name}: {rate}, {self.rate / self.median:.2f} of the median of {self.nodes} nodes, {typical}"
 
 
@@ -102,7 +106,8 @@ def measure_nodes(
     world: World, device: torch.device, watchdog: Watchdog, train: Dataset | None = None
 ) -> dict[str, Rates]:
     """Measure on all ranks; return each node's rates on rank 0, {} elsewhere. Without `train` no data are read."""
-    node, rates = node_name(os.environ, world.host), Rates()
+    node = node_name(os.environ, world.host)
+    rates = Rates()
     nodes = world.broadcast(world.gather(node)) or []
     measures: dict[str, Callable[[], float | None]] = {
         "products": lambda: _products(device),
@@ -168,9 +173,11 @@ def _memory(device: torch.device) -> float:
 def best_rate(once: Callable[[], object], amount: float) -> float:
     """Return the amount a second of the best turn, after a first call that does not count; each call does `amount`."""
     once()
-    rates, began = list[float](), time.perf_counter()
+    rates = list[float]()
+    began = time.perf_counter()
     while not rates or (len(rates) < _TURNS and time.perf_counter() - began < _MOST_S):
-        calls, start = 0, time.perf_counter()
+        calls = 0
+        start = time.perf_counter()
         while (seconds := time.perf_counter() - start) < _TURN_S:
             once()
             calls += 1
@@ -183,8 +190,10 @@ def files_of(train: Dataset, rank: int, ranks: int) -> Iterator[tuple[Path, floa
 
     With each comes the part of it to skip: several ranks may share a large one.
     """
-    manifest, stage = train.manifest, train.data.stage
-    shards, root = list[Path](), Path()
+    manifest = train.manifest
+    stage = train.data.stage
+    shards = list[Path]()
+    root = Path()
     if manifest.is_packed:
         copy = None if stage in (None, "auto") else staged_folder(stage, manifest.source)
         folder = copy if copy is not None and (copy / PACK_FILE).is_file() else Path(manifest.source)
@@ -204,7 +213,9 @@ def files_of(train: Dataset, rank: int, ranks: int) -> Iterator[tuple[Path, floa
 
 def read_rate(files: Iterable[tuple[Path, float]]) -> float | None:
     """Read files, past the system's cache where it can; return B/s of the best turn, None for too few bytes."""
-    buffer, rates, total = bytearray(_BLOCK_BYTES), list[float](), 0
+    buffer = bytearray(_BLOCK_BYTES)
+    rates = list[float]()
+    total = 0
     began = start = now = time.perf_counter()
     read = 0
     for path, skipped in files:
@@ -213,10 +224,13 @@ def read_rate(files: Iterable[tuple[Path, float]]) -> float | None:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
             file.seek(int(skipped * os.fstat(file.fileno()).st_size))
             while len(rates) < _TURNS and now - began < _MOST_S and (count := file.readinto(buffer)):
-                read, total, now = read + count, total + count, time.perf_counter()
+                read += count
+                total += count
+                now = time.perf_counter()
                 if read >= _READ_BYTES:
                     rates.append(read / (now - start))
-                    start, read = now, 0
+                    start = now
+                    read = 0
         if len(rates) == _TURNS or now - began >= _MOST_S:
             return max(rates, default=total / (now - began))
     return max(rates, default=None)
@@ -231,7 +245,8 @@ def _network(world: World, device: torch.device, nodes: Sequence[str]) -> float 
 
     def turn(partner: int) -> tuple[float, float]:
         """Return the rate, and seconds that both partners know."""
-        calls, start = 0, time.perf_counter()
+        calls = 0
+        start = time.perf_counter()
         while True:
             tensor[0] = time.perf_counter() - start
             theirs = world.exchange(tensor, partner)

@@ -24,17 +24,6 @@ class Layer:
 
 
 @dataclass(frozen=True)
-class Operation:
-    """An operation on a GPU. launches: kernels. moved: bytes read and written. of_pass: not of the solver's update."""
-
-    launches: int
-    flops: int
-    moved: int
-    is_convolution: bool = False
-    of_pass: bool = True
-
-
-@dataclass(frozen=True)
 class Count:
     """One network on one clip of (T, H, W) pixels, forward.
 

@@ -22,7 +22,9 @@ from importlib import import_module
 from itertools import count
 from multiprocessing.connection import Connection, Pipe, wait
 
+from summit_train.core.errors import RunFailed
 from summit_train.core.machine import PR_SET_PDEATHSIG
+from summit_train.core.pages import FEWER
 
 _START = """
 import sys
@@ -54,6 +56,8 @@ class ForkServer:
                 pass_fds=[theirs.fileno()],
                 env={**os.environ, "OMP_NUM_THREADS": "1"},  # the workers share the cores
             )
+        except OSError as error:
+            raise RunFailed(_cannot_start(error)) from error
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
             theirs.close()
@@ -84,6 +88,10 @@ def fork_server(process: int) -> ForkServer:
     return ForkServer()
 
 
+def _cannot_start(error: OSError) -> str:
+    return f"cannot start a worker process: {error.strerror or error}; {FEWER}"
+
+
 # In the fork server.
 
 
@@ -101,7 +109,10 @@ class _Forked:
 
 
 def serve(channel: int, work: Callable[[Sequence[int]], None]) -> None:
-    """Fork workers as requested, each of which does `work` with its files; when the requests end, kill them."""
+    """Fork workers as requested, each of which does `work` with its files, until the requests end.
+
+    The kernel then kills those that are left.
+    """
     workers = dict[int, _Forked]()
     with socket.socket(fileno=channel) as requests:
         while True:
@@ -123,13 +134,11 @@ def serve(channel: int, work: Callable[[Sequence[int]], None]) -> None:
                     workers[number] = _fork(work, modules, files, [requests, *workers.values()])
                 except OSError as error:
                     with suppress(ConnectionError), Connection(files[0]) as connection:
-                        connection.send(f"cannot start a worker process: {error.strerror or error}")
+                        connection.send(_cannot_start(error))
                     for file in files[1:]:
                         os.close(file)
             elif number in workers:
                 os.kill(workers[number].pid, signal.SIGKILL)
-    for worker in workers.values():
-        os.kill(worker.pid, signal.SIGKILL)
 
 
 def _fork(

@@ -14,9 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from summit_train.core.errors import RunFailed, UserError
+from summit_train.core.text import with_unit
 
 Allocate = Callable[[int], NDArray[np.uint8]]
 
+FEWER = "try fewer of them (data.workers, or --workers)"
 MOST_TEXT = 16 << 10  # bytes of an error, or of a traceback: a connection has room for both
 _ALIGNMENT = 64
 
@@ -78,7 +80,8 @@ class Page:
         try:
             os.posix_fallocate(self.file, 0, size)  # without room, writing would be a SIGBUS
         except OSError as error:
-            raise RunFailed(f"no room in shared memory for {size / 1e6:,.1f} MB: {error.strerror}") from error
+            what = f"cannot allocate {with_unit(size, 'B')} of shared memory for worker processes: {error.strerror}"
+            raise RunFailed(f"{what}; {FEWER}, or more memory, which /dev/shm may limit") from error
 
     def _places(self, sizes: list[int]) -> list[memoryview]:
         *starts, end = _starts(sizes)

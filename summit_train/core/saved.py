@@ -131,7 +131,7 @@ def load_saved(path: Path, bound: Bound) -> Any:
 
 
 def _load_safetensors(path: Path, bound: Bound) -> dict[str, Any]:
-    """Return {"model": tensors} and the file's `checkpoint`, JSON that `export --card` puts into its metadata."""
+    """Return {"model": tensors} and what else a checkpoint has: JSON in the file's metadata, by earlier versions."""
     try:
         from safetensors import SafetensorError, safe_open
     except ModuleNotFoundError as error:

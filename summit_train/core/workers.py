@@ -5,12 +5,13 @@ it through its connection. It writes each result into one of its pages, memory t
 sizes to read it by; this process copies the result and returns the page. Pages have no name, so that a killed run
 leaves nothing behind. They are used in turn, as page faults of new memory cost more than copying a clip.
 
-A worker notes in shared memory what it reads, and since when. If it dies meanwhile, or is killed because it takes far
-too long, a new one makes the same key, and there reading it raises an error.
+A worker notes in shared memory what it reads. If it dies meanwhile, or is killed because it takes far too long, a new
+one makes the same key, and there reading it raises an error.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
@@ -22,14 +23,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import chain
+from itertools import chain, islice
 from multiprocessing.connection import Connection, Pipe, wait
 from typing import Any, Generic, TypeVar
 
 from summit_train.core.errors import RunFailed
 from summit_train.core.fork_server import fork_server
 from summit_train.core.machine import bound_memory, keep_freed_frames
-from summit_train.core.pages import MOST_TEXT, Allocate, Page, new_bytes, sendable
+from summit_train.core.pages import FEWER, MOST_TEXT, Allocate, Page, new_bytes, sendable
 
 Result = TypeVar("Result")
 Key = Any
@@ -38,11 +39,14 @@ Reading = Callable[[int, str], AbstractContextManager[None]]
 # Returns the result of a key, or an iterator over several. Workers unpickle it; its arrays are read-only there.
 Make = Callable[[Key, Reading], Result | Iterator[Result]]
 
-READ_AHEAD = 2  # keys of each worker, and its pages
-OPEN_FILES = 1 + 2 * (1 + READ_AHEAD)  # of this process for each worker: a page has one more that maps it
+READ_AHEAD = 2  # keys for each worker that are made before they are asked for
+_KEYS_SENT = 2  # to each worker: the one that it makes, and the next
+_PAGES = 2  # of each worker: results that were not taken
+OPEN_FILES = 1 + 2 * (1 + _PAGES)  # of this process for each worker: a page has one more that maps it
 _PATIENCE = 2.0  # times the seconds: what reads checks the time itself, and is killed only where it cannot
-SECONDS_TO_DIE = 5.0
-_LOOK_SECONDS = 1.0  # between looks at who is late
+SECONDS_TO_DIE = 5.0  # of all workers together; a process that waits for a file system cannot be killed
+# At most this long is a wait, and as much of it counts: a process that was stopped has waited for longer.
+_WAIT_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -59,12 +63,15 @@ _Answer = tuple[list[int] | _Raised | None, bool]
 
 @dataclass(eq=False)
 class _Task(Generic[Result]):
-    """A key, and its results that have come and were not taken. to_skip: results that a second worker makes again."""
+    """A key, and its results that have come and were not taken.
+
+    num_results: that have come, and are not sent by another worker that makes it again. has_failed: a worker died at it
+    while it read nothing.
+    """
 
     key: Key
     results: deque[Result | _Raised] = field(default_factory=deque)
     num_results: int = 0
-    to_skip: int = 0
     is_done: bool = False
     has_failed: bool = False
 
@@ -72,18 +79,18 @@ class _Task(Generic[Result]):
 class _Worker:
     """A process and its tasks that are not done, the current one first.
 
-    status: its exit status, after its end; None if the fork server has died, and all its workers with it. failure: why
-    it could not be started. reading: the number of what it reads + 1, or 0, and since when, in nanoseconds. pages: the
-    one of the next result first.
+    ending: its exit status, or why it could not be started; None before its end, and if the fork server has died, and
+    all its workers with it. reading: the number of what it reads + 1, or 0, and which of its readings that is. pages:
+    the one of the next result first.
     """
 
     def __init__(self, work: Page, sizes: list[int], modules: Sequence[str]) -> None:
         self.tasks = deque[_Task[Any]]()
-        self.status: int | None = None
-        self.failure: str | None = None
-        self.pages = deque(Page() for _ in range(READ_AHEAD))
+        self.ending: int | str | None = None
+        self.pages = deque(Page() for _ in range(_PAGES))
         self._notes = Page()
         self.reading = self._notes.numbers(2)
+        self._waited = (0, 0.0)  # a reading, and the seconds for which this process has waited for it
         self.connection, theirs = Pipe()
         self._server = fork_server(os.getpid())
         files = [work.file, self._notes.file, *(page.file for page in self.pages)]
@@ -95,7 +102,14 @@ class _Worker:
     def send(self, task: _Task[Any], given_up: dict[int, str]) -> None:
         self.tasks.append(task)
         with suppress(OSError):  # it has died: its connection will say so
-            self.connection.send((task.key, given_up))
+            self.connection.send((task.key, given_up, task.num_results))
+
+    def is_late(self, seconds: float, waited: float) -> bool:
+        """Add the seconds that were waited, and return whether it takes longer than `seconds` to read something."""
+        number, reading = self.reading
+        before, total = self._waited
+        self._waited = reading, waited + (total if reading == before else 0.0)
+        return number > 0 and self._waited[1] > seconds
 
     def kill(self) -> None:
         self._server.kill(self._number)
@@ -108,16 +122,17 @@ class _Worker:
             return None
         if isinstance(answer, tuple):
             return answer
-        if isinstance(answer, str):
-            self.failure = answer
-        else:
-            self.status = answer
+        self.ending = answer
         return None
 
+    def has_ended(self, deadline: float) -> bool:
+        """Wait until the deadline for the end of a process that was killed."""
+        while self.ending is None and self.connection.poll(max(0.0, deadline - time.monotonic())):
+            if self.receive() is None:
+                return True
+        return self.ending is not None
+
     def close(self) -> None:
-        """Wait for the end of a process that was killed, unless it waits for a file system, and free its memory."""
-        while self.status is None and self.connection.poll(SECONDS_TO_DIE) and self.receive() is not None:
-            pass
         self.connection.close()
         for page in (self._notes, *self.pages):
             page.close()
@@ -213,14 +228,14 @@ class Workers(Iterator[Result]):
         """Send keys, each to the worker that has the fewest, as far as results may wait here."""
         while len(self._tasks) < self._most_tasks:
             worker = min(self._workers, key=lambda worker: len(worker.tasks))
-            if len(worker.tasks) == READ_AHEAD:
+            if len(worker.tasks) == _KEYS_SENT:
                 return
-            for key in self._keys:
-                self._tasks.append(_Task(key))
-                worker.send(self._tasks[-1], self._given_up)
-                break
-            else:
+            try:
+                task = _Task[Result](next(self._keys))
+            except StopIteration:
                 return
+            self._tasks.append(task)
+            worker.send(task, self._given_up)
 
     def _receive(self) -> None:
         """Wait for answers, and replace the workers that have died or are late."""
@@ -230,22 +245,22 @@ class Workers(Iterator[Result]):
         heard = {
             worker.connection: worker
             for worker in busy
-            if worker.tasks[0] is current or len(worker.tasks[0].results) < READ_AHEAD
+            if worker.tasks[0] is current or len(worker.tasks[0].results) < _PAGES
         }
-        ready = wait([*heard], _LOOK_SECONDS)
+        start = time.monotonic()
+        ready = wait([*heard], _WAIT_SECONDS)
+        waited = min(time.monotonic() - start, _WAIT_SECONDS)
+        seconds = self._limit.seconds
+        late = [worker for worker in busy if worker.is_late(_PATIENCE * seconds, waited)]
         for connection in ready:
             worker = heard[connection]  # type: ignore[index]
             if (answer := worker.receive()) is not None:
                 self._take(worker, answer)
             else:
                 self._replace(worker)
-        for worker in busy if not ready else ():
-            number, since = worker.reading
-            seconds = self._limit.seconds
-            if number and time.monotonic_ns() - since > 1e9 * _PATIENCE * seconds:
-                reason = f"takes longer than {seconds:g} s to read: its reader never came back{self._limit.advice}"
-                worker.kill()
-                self._replace(worker, reason)
+        for worker in late if not ready else ():
+            reason = f"takes longer than {seconds:g} s to read: its reader never came back{self._limit.advice}"
+            self._replace(worker, reason)
 
     def _take(self, worker: _Worker, answer: _Answer) -> None:
         """Add an answer to the worker's current task."""
@@ -255,8 +270,6 @@ class Workers(Iterator[Result]):
             worker.tasks.popleft()
         if isinstance(result, _Raised):
             task.results.append(result)
-        elif result is not None and task.to_skip:
-            task.to_skip -= 1
         elif result is not None:
             task.results.append(worker.pages[0].read(result, self._allocate))
             task.num_results += 1
@@ -268,24 +281,23 @@ class Workers(Iterator[Result]):
             self._send_keys()
 
     def _replace(self, worker: _Worker, reason: str | None = None) -> None:
-        """Start a worker for the tasks of one that has died. reason: why it was killed."""
+        """Start a worker for the tasks of one that has died. reason: why it is killed."""
         self._workers.remove(worker)
-        worker.close()
-        if worker.failure:
-            raise RunFailed(worker.failure)
-        ending = f"exit status {'unknown' if worker.status is None else worker.status}"
-        if worker.status == -signal.SIGKILL:
+        _end_workers([worker])
+        if isinstance(worker.ending, str):
+            raise RunFailed(worker.ending)
+        ending = f"exit status {'unknown' if worker.ending is None else worker.ending}"
+        if worker.ending == -signal.SIGKILL:
             ending += ": killed, or out of memory?"
         number, _ = worker.reading
-        if number and (reason or worker.status is not None):
+        if number and (reason or worker.ending is not None):
             self._given_up[number - 1] = reason or f"kills the process that reads it ({ending})"
-            worker.tasks[0].to_skip = 0
+            worker.tasks[0].num_results = 0
         elif worker.tasks:
             task = worker.tasks[0]
             if task.has_failed:
-                raise RunFailed(f"a worker process has died twice at the same work ({ending})")
+                raise RunFailed(f"two worker processes died at the same work ({ending}); {FEWER}")
             task.has_failed = True
-            task.to_skip = task.num_results
         new = _Worker(self._work, self._sizes, self._modules)
         self._workers.append(new)
         for task in worker.tasks:
@@ -296,12 +308,21 @@ def _end_all(process: int, workers: list[_Worker], work: Page) -> None:
     """End the workers of a process, unless this one is a copy of it that was forked."""
     if os.getpid() != process:
         return
-    for worker in workers:
-        worker.kill()
-    for worker in workers:
-        worker.close()
+    _end_workers(workers)
     workers.clear()
     work.close()
+
+
+def _end_workers(workers: Sequence[_Worker]) -> None:
+    for worker in workers:
+        worker.kill()
+    deadline = time.monotonic() + SECONDS_TO_DIE
+    num_left = sum(not worker.has_ended(deadline) for worker in workers)
+    if num_left:
+        text = "summit-train: note: %d of %d killed worker processes have not ended; does a file system hang?"
+        logging.getLogger(__name__).warning(text, num_left, len(workers))
+    for worker in workers:
+        worker.close()
 
 
 def _several(made: Result | Iterator[Result]) -> Iterator[Result]:
@@ -322,10 +343,11 @@ class _Process:
     def __init__(self, connection: Connection, sizes: list[int], files: Sequence[int]) -> None:
         self._connection = connection
         self._sizes = sizes
-        self._work, notes, *self._pages = map(Page, files)
+        self._work, notes, *pages = map(Page, files)
+        self._pages = deque(pages)
         self._notes = notes.numbers(2)
         self._free_pages = len(self._pages)
-        self._keys = deque[tuple[Key, dict[int, str]]]()
+        self._keys = deque[tuple[Key, dict[int, str], int]]()
         self._given_up = dict[int, str]()
 
     @cached_property
@@ -338,21 +360,21 @@ class _Process:
         while True:
             while not self._keys:
                 self._receive()
-            key, self._given_up = self._keys.popleft()
-            for answer in self._answers(key):
+            key, self._given_up, to_skip = self._keys.popleft()
+            for answer in self._answers(key, to_skip):
                 self._connection.send(answer)
 
-    def _answers(self, key: Key) -> Iterator[_Answer]:
+    def _answers(self, key: Key, to_skip: int) -> Iterator[_Answer]:
         try:
             make, _ = self._loaded
             made = make(key, self._reading)
-            for result in _several(made):
+            for result in islice(_several(made), to_skip, None):
                 while not self._free_pages:
                     self._receive()
+                sizes = self._pages[0].write(result)
+                self._pages.rotate(-1)  # as the other process does with a result, and not with an error
                 self._free_pages -= 1
-                page = self._pages.pop(0)
-                self._pages.append(page)
-                yield page.write(result), made is result
+                yield sizes, made is result
             if isinstance(made, Iterator):
                 yield None, True
         except Exception as error:
@@ -371,7 +393,7 @@ class _Process:
         _, error = self._loaded
         if number in self._given_up:
             raise error(name, self._given_up[number])
-        self._notes[1] = time.monotonic_ns()
+        self._notes[1] += 1
         self._notes[0] = number + 1
         try:
             yield

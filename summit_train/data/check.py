@@ -8,9 +8,9 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -18,28 +18,21 @@ from summit_train.core.errors import UserError
 from summit_train.core.files import naming, read_file
 from summit_train.core.text import counted, from_json
 from summit_train.core.workers import Reading, ReadLimit, Workers
-from summit_train.data.manifest import Manifest, ManifestRow, read_manifest
-from summit_train.data.manifest.folders import folder_table
+from summit_train.data.manifest import Manifest, ManifestRow
 from summit_train.data.manifest.reading import read_rows
-from summit_train.data.manifest.tables import is_video
+from summit_train.data.manifest.tables import folder_table, is_video
 from summit_train.data.video.films import Films, is_film
 from summit_train.data.video.pictures import holds_pictures, probe_folder
 from summit_train.data.video.source import NO_HURRY, DecodeError, VideoInfo, load_video
 from summit_train.data.video.stream import probe
 
 _AHEAD = 16  # answers of each worker that may wait for that of a long video
-
+_FILMS = Films()  # those of this process: it notes once that indexes cannot be kept
 
 Found = VideoInfo | DecodeError
 LeftOut = tuple[ManifestRow | None, DecodeError]  # None: of a clip that has no row
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
-
-
-@cache
-def _films() -> Films:
-    """Return those of this process, which notes once that indexes cannot be kept."""
-    return Films()
 
 
 def examine(root: str, path: str) -> Found:
@@ -52,7 +45,7 @@ def examine(root: str, path: str) -> Found:
             video = load_video(full, None)
             info = probe(video)
             if info.can_jump and is_film(os.path.getsize(full), info.num_frames):
-                _films().load(full, None, info.num_frames, NO_HURRY)  # keeps the index for training
+                _FILMS.load(full, None, info.num_frames, NO_HURRY)  # keeps the index for training
     except DecodeError as error:
         within = f"{os.path.relpath(error.path, full)} " if error.path.startswith(f"{full}{os.sep}") else ""
         return DecodeError(path, f"{within}{error.reason}")
@@ -63,32 +56,36 @@ def examine(root: str, path: str) -> Found:
 
 
 def spread(
-    examine: Callable[[str, Item], Answer],
-    root: str,
+    examine: Callable[[Item], Answer],
     items: Iterable[Item],
     workers: int,
+    *,
     seconds: float = NO_HURRY.seconds,
+    name: Callable[[Item], str] = str,
+    modules: Sequence[str] = (),
+    ahead: int = _AHEAD,
 ) -> Iterator[Answer | DecodeError]:
-    """Examine all items below `root`, paths or clips, in order, by `workers` processes, or by this one for 0.
+    """Examine all items in order, by `workers` processes, or by this one for 0; a DecodeError is an answer.
 
     A file that crashes its process, or blocks it for far more than `seconds`, is an error like any other bad file; with
-    0 workers it crashes or blocks this process.
+    0 workers it crashes or blocks this process. name: of an item, in that error. modules, ahead: see Workers.
     """
-    make = partial(_examined, examine, root)
+    make = partial(_examined, examine, name)
+    limit = ReadLimit(DecodeError, seconds)
     answers: Workers[Answer | DecodeError] = Workers(
-        make, enumerate(items), workers, modules=[__name__], limit=ReadLimit(DecodeError, seconds), ahead=_AHEAD
+        make, enumerate(items), workers, modules=[__name__, *modules], limit=limit, ahead=ahead
     )
     with answers:
         yield from answers
 
 
 def _examined(
-    examine: Callable[[str, Item], Answer], root: str, numbered: tuple[int, Item], reading: Reading
+    examine: Callable[[Item], Answer], name: Callable[[Item], str], numbered: tuple[int, Item], reading: Reading
 ) -> Answer | DecodeError:
     number, item = numbered
     try:
-        with reading(number, str(item)):
-            return examine(root, item)
+        with reading(number, name(item)):
+            return examine(item)
     except DecodeError as error:
         return error
 
@@ -165,8 +162,7 @@ def list_videos(source: Path, root: Path | None = None, region: str | None = Non
     for name in sorted(os.listdir(source)) if is_folder else ():
         if is_video(name) and (source / name).is_file():
             raise UserError(f"{source / name}: each video must be in the folder of its class; move it into one")
-    manifest = read_manifest(source, region)
-    rows = list(read_rows(manifest))
+    manifest, rows = read_rows(source, region)
     if not is_folder:
         return Listing(manifest, root or source.parent, rows, Counter())
     rows = [replace(row, path=manifest.clip(clip).path) for clip, row in enumerate(rows)]
@@ -180,14 +176,17 @@ def index_clips(rows: Iterable[ManifestRow], found: Mapping[str, Found]) -> tupl
 
     found: of each path.
     """
-    good = list[ManifestRow]()
-    bad = list[LeftOut]()
-    for row in rows:
-        try:
-            good.append(_with_facts(row, _facts(row, found)))
-        except DecodeError as error:
-            bad.append((row, error))
-    return good, bad
+
+    def indexed(clip: int, row: ManifestRow, facts: VideoInfo) -> ManifestRow:
+        _check_parts(row, facts)
+        known = {name: fact for name, fact in asdict(facts).items() if name not in ("can_jump", "notes")}
+        if not facts.can_jump:
+            known["num_frames"] = None  # with it, training would jump
+        if {"left", "top"} <= dict(row.others).keys():  # a region's width and height are not those of the frame
+            del known["width"], known["height"]
+        return replace(row, **known)
+
+    return _usable(rows, found, indexed)
 
 
 def scan_clips(listing: Listing, found: Mapping[str, Found]) -> tuple[list[ManifestRow], list[LeftOut]]:
@@ -195,12 +194,36 @@ def scan_clips(listing: Listing, found: Mapping[str, Found]) -> tuple[list[Manif
 
     found: of each path. A file must have the SHA-256 and the number of frames that its row names, and its region.
     """
+
+    def unchanged(clip: int, row: ManifestRow, facts: VideoInfo) -> ManifestRow:
+        if row.sha256 not in (None, facts.sha256):
+            raise DecodeError(row.path, "has changed since it was indexed: its SHA-256 is not the manifest's")
+        if row.num_frames not in (None, facts.num_frames):
+            frames = counted(facts.num_frames, "frame")
+            raise DecodeError(row.path, f"has {frames}, but the manifest says {row.num_frames}")
+        _check_parts(row, facts)
+        listed = listing.manifest.clip(clip)
+        if (problem := listed.region.problem(facts.width, facts.height)) is not None:
+            reason = f"{problem} ({listing.manifest.place(clip)})"
+            raise DecodeError(row.path, reason, listed.span, listed.region)
+        return row
+
+    return _usable(listing.rows, found, unchanged)
+
+
+def _usable(
+    rows: Iterable[ManifestRow],
+    found: Mapping[str, Found],
+    checked: Callable[[int, ManifestRow, VideoInfo], ManifestRow],
+) -> tuple[list[ManifestRow], list[LeftOut]]:
     good = list[ManifestRow]()
     bad = list[LeftOut]()
-    for clip, row in enumerate(listing.rows):
+    for clip, row in enumerate(rows):
+        facts = found[row.path]
         try:
-            _check_region(listing.manifest, clip, _facts(row, found, compare=True))
-            good.append(row)
+            if isinstance(facts, DecodeError):
+                raise facts
+            good.append(checked(clip, row, facts))
         except DecodeError as error:
             bad.append((row, error))
     return good, bad
@@ -211,40 +234,11 @@ def reasons(left_out: Iterable[LeftOut]) -> list[DecodeError]:
     return list({(error.path, error.span, error.region): error for _, error in left_out}.values())
 
 
-def _facts(row: ManifestRow, found: Mapping[str, Found], *, compare: bool = False) -> VideoInfo:
-    """Return the facts of a row's file. Raises DecodeError where it lacks the row's span or boxes.
-
-    compare: also where it has another SHA-256 or number of frames than the row.
-    """
-    facts = found[row.path]
-    if isinstance(facts, DecodeError):
-        raise facts
-    if compare and row.sha256 not in (None, facts.sha256):
-        raise DecodeError(row.path, "has changed since it was indexed: its SHA-256 is not the manifest's")
-    if compare and row.num_frames not in (None, facts.num_frames):
-        raise DecodeError(row.path, f"has {counted(facts.num_frames, 'frame')}, but the manifest says {row.num_frames}")
+def _check_parts(row: ManifestRow, facts: VideoInfo) -> None:
+    """Raise DecodeError where a file lacks its row's span or boxes."""
     row.span.frames(row.path, facts.num_frames)
     if row.boxes is not None:
         row.boxes.check(0, row.path, facts.num_frames, facts.width, facts.height)
-    return facts
-
-
-def _with_facts(row: ManifestRow, found: VideoInfo) -> ManifestRow:
-    facts = {name: fact for name, fact in asdict(found).items() if name not in ("can_jump", "notes")}
-    if not found.can_jump:
-        facts["num_frames"] = None  # with it, training would jump
-    if {"left", "top"} <= dict(row.others).keys():  # a region's width and height are not those of the frame
-        del facts["width"], facts["height"]
-    return replace(row, **facts)
-
-
-def _check_region(manifest: Manifest, clip: int, facts: VideoInfo) -> None:
-    """Raise DecodeError where a clip's region is not in its frame."""
-    listed = manifest.clip(clip)
-    problem = listed.region.problem(facts.width, facts.height)
-    if problem is not None:
-        reason = f"{problem} ({manifest.place(clip)})"
-        raise DecodeError(manifest.path(clip), reason, listed.span, listed.region)
 
 
 def copies(rows: Iterable[ManifestRow]) -> list[tuple[str, str]]:

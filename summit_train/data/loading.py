@@ -7,7 +7,7 @@ worker that reads the clip.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -23,8 +23,15 @@ Sample = Callable[[int], Numbers]  # from a number of frames to those of K clips
 Crop = Callable[[int, int], Sequence[View]]  # from a frame's width and height to C views whose crops have one size
 Targets = list[list[NDArray[np.float32]]]  # boxes as Boxes.targets gives them, [view][frame]; [] without
 Draw = tuple[int, ...]  # (epoch, clip), with data.balance: classes (epoch, clip, step, virtual GPU, place)
-# What varies the pixels of a view by a generator, and the purpose of its key with the numbers that tell it from others.
-Variation = tuple[Callable[[Frames, np.random.Generator], Frames], str, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Variation:
+    """Varies the pixels of a view by a generator. purpose, numbers: of its key, see `rng.key`."""
+
+    vary: Callable[[Frames, np.random.Generator], Frames]
+    purpose: str
+    numbers: tuple[int, ...] = ()
 
 
 class Store(Protocol):
@@ -59,19 +66,6 @@ class Decoded(NamedTuple):
         return [boxes.targets(clip, self.frames[0], view, self.size) for view in self.views]
 
 
-class VideoBlock(NamedTuple):
-    """Some of the chosen frames of a whole video.
-
-    pixels: uint8 (crops, len(numbers), height, width, C). numbers: of the frames here, in order of playing. num_frames:
-    of the video. size: width and height of its upright frame as it is stored.
-    """
-
-    pixels: Frames
-    numbers: Numbers
-    num_frames: int
-    size: tuple[int, int]
-
-
 def read_clip(store: Store, clip: int, sample: Sample, crop: Crop) -> Decoded:
     """Read the clips that `sample` and `crop` choose of a clip of a list. Raises DecodeError."""
     listed = store.manifest.clip(clip)
@@ -98,44 +92,41 @@ def read_open(opened: OpenClip, sample: Sample, crop: Crop, *, is_reversed: bool
         return Decoded(pixels, opened.stored(frames), views, num_frames, size)
 
 
-def training_clip(
-    data: DataSpec,
-    store: Store,
-    variations: Sequence[Variation],
-    seed: int,
-    clip: int,
-    drawn: Draw,
-    reading: AbstractContextManager[None],
-) -> tuple[Frames, Targets]:
-    """Read `data.repeats` views of a clip for training, uint8 (repeats, T, H, W, C), and what they show of its boxes.
+def read_training_clip(data: DataSpec, store: Store, clip: int, seed: int, drawn: Draw) -> Decoded:
+    """Read a clip in `data.repeats` views. drawn: the key of its random draws, which a substitute takes over.
 
-    drawn: the key of its random draws; a substitute has that of the clip which it replaces. reading: a context that is
-    held while the clip is read. Raises DecodeError.
+    Raises DecodeError.
     """
-    # The first view has the draws of a clip that is not repeated.
-    turns = [drawn, *((*drawn, repeat) for repeat in range(1, data.repeats))]
 
     def sample(num_frames: int) -> Numbers:
         generator = rng.key(seed, "sampling", *drawn)
         return train_frames(data.sampling, num_frames, data.num_frames, data.frame_stride, generator)[None]
 
     def crop(width: int, height: int) -> list[View]:
-        return [train_view(data, width, height, rng.key(seed, "augment", *turn)) for turn in turns]
+        return [train_view(data, width, height, rng.key(seed, "augment", *key)) for key in _keys(data.repeats, drawn)]
 
-    with reading:
-        decoded = read_clip(store, clip, sample, crop)
-    pixels = decoded.pixels
-    for vary, purpose, numbers in variations:
-        generators = [rng.key(seed, purpose, *numbers, *turn) for turn in turns]
-        pixels = np.stack([vary(view, generator) for view, generator in zip(pixels, generators, strict=True)])
-    return pixels, decoded.targets(store.manifest, clip)
+    return read_clip(store, clip, sample, crop)
 
 
-def whole_video(store: Store, video: int, sample: Sample, crop: Crop, size: int) -> Iterator[VideoBlock]:
+def varied(pixels: Frames, variations: Sequence[Variation], seed: int, drawn: Draw) -> Frames:
+    """Return the views (repeats, T, H, W, C) of a training clip after the variations, each view by its own draws."""
+    keys = _keys(len(pixels), drawn)
+    for variation in variations:
+        generators = [rng.key(seed, variation.purpose, *variation.numbers, *key) for key in keys]
+        pixels = np.stack([variation.vary(view, generator) for view, generator in zip(pixels, generators, strict=True)])
+    return pixels
+
+
+def _keys(repeats: int, drawn: Draw) -> list[Draw]:
+    """Return the key of each view; the first has that of a clip that is not repeated."""
+    return [drawn, *((*drawn, repeat) for repeat in range(1, repeats))]
+
+
+def whole_video(store: Store, video: int, sample: Sample, crop: Crop, size: int) -> Iterator[Decoded]:
     """Yield the chosen frames of a video, each once, in blocks of `size` in one view of each crop.
 
-    sample: is taken as a set of frames, which are shown in order of playing. With a listed number of frames it is one
-    pass if the video does not play backwards. Raises DecodeError.
+    sample: is taken as a set of frames, which are shown, and numbered in the blocks, in order of playing. With a listed
+    number of frames it is one pass if the video does not play backwards. Raises DecodeError.
     """
     is_reversed = store.manifest.clip(video).is_reversed
 
@@ -151,9 +142,9 @@ def whole_video(store: Store, video: int, sample: Sample, crop: Crop, size: int)
         decoded = read_open(opened, edges, crop, is_reversed=is_reversed)
         frames = chosen(decoded.num_frames)
         if len(frames) <= size:
-            yield VideoBlock(decoded.pixels, frames, decoded.num_frames, decoded.size)
+            yield decoded._replace(frames=frames[None])
             return
         for start in range(0, len(frames), size):
-            played = frames[start : start + size]
+            played = frames[None, start : start + size]
             stored = decoded.num_frames - 1 - played if is_reversed else played
-            yield VideoBlock(opened.read(stored[None], decoded.views), played, decoded.num_frames, decoded.size)
+            yield decoded._replace(pixels=opened.read(stored, decoded.views), frames=played)

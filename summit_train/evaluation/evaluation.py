@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,10 +16,11 @@ from summit_train.core.comm import World
 from summit_train.core.files import read_file, write_json
 from summit_train.core.run_folder import digest_path
 from summit_train.core.saved import bound_of, give_weights, load_checkpoint, unmapped
+from summit_train.core.text import counted, percent
 from summit_train.core.watch import StopRequest, Watchdog, leave_if_asked
 from summit_train.data.dataset import Dataset
 from summit_train.data.manifest.reading import check_same_classes
-from summit_train.evaluation.measures import Measures, interval, left_out, measures_of
+from summit_train.evaluation.measures import Measures, interval, left_out, measures_of, say_certainty, say_left_out
 from summit_train.evaluation.precise_bn import recompute_from_training
 from summit_train.evaluation.scores import PREDICTIONS, Scored, prediction_names
 from summit_train.evaluation.scoring import PartialScores, Scorer, VideoScorer
@@ -178,3 +180,39 @@ def summarise(rows: Sequence[dict[str, Any]], spec: Spec, num_videos: int) -> di
         "crops": spec.evaluate.crops,
         "checkpoints": list(rows),
     }
+
+
+def accuracy_text(result: dict[str, Any], measures: Measures) -> list[str]:
+    """Return the content of eval.json for people, a line each."""
+    lines = _mean_text(result, measures)
+    if "ema" in result:
+        lines += [f"average of the weights: {line}" for line in _mean_text(result["ema"], measures)]
+    return lines + _videos_text(result)
+
+
+def _mean_text(result: dict[str, Any], measures: Measures) -> list[str]:
+    """Return the mean over the checkpoints, and of several the last and the best, a line each."""
+    rows = result["checkpoints"]
+    main = measures.main
+    if len(rows) == 1:
+        return [f"{measures.text(result)}: 1 checkpoint"]
+    what = "mean" if result[f"{main.key}_std"] is None else "mean and standard deviation (n - 1)"
+    best = max(rows, key=lambda row: -math.inf if row[main.key] is None else row[main.key])
+    return [
+        f"{measures.text(result)}: {what} over {len(rows)} checkpoints",
+        f"{main.name} {percent(result[f'{main.key}_last'])}: last checkpoint",
+        f"{main.name} {percent(best[main.key])}: best checkpoint, step {best['step']}",
+    ]
+
+
+def _videos_text(result: dict[str, Any]) -> list[str]:
+    """Return which videos the scores are of, in which views, and what they leave out, a line each."""
+    clips = "all frames streamed" if result["mode"] == "stream" else counted(result["clips"], "clip")
+    crops = "the full frame" if result["crops"] == "full" else counted(result["crops"], "crop")
+    lines = [f"{counted(result['videos'], 'video')}, {clips} x {crops}"]
+    lines += say_certainty(result.get("top1_interval"), result.get("top1_macro_mean"))
+    if bad := max((checkpoint.get("bad_videos", 0) for checkpoint in result["checkpoints"]), default=0):
+        lines.append(f"{counted(bad, 'unreadable video')}, counted as wrong")
+    if "precise_bn" in result:
+        lines.append(f"BN's statistics of {counted(result['precise_bn'], 'training step')}")
+    return [*lines, *filter(None, [say_left_out(result.get("classes_left_out", ()))])]

@@ -16,7 +16,9 @@ from numpy.typing import NDArray
 from torch import nn
 
 from summit_train.core.errors import UserError
+from summit_train.core.result import TextTable
 from summit_train.core.saved import give_weights
+from summit_train.core.text import counted, percent
 from summit_train.data.batches.loader import WholeVideo
 from summit_train.data.video.augment import num_observed, observed_frames, stream_frames
 from summit_train.evaluation import scoring
@@ -25,7 +27,7 @@ from summit_train.evaluation.measures import measures_of
 from summit_train.evaluation.scores import Scored, Scores
 from summit_train.models import VideoNetwork
 from summit_train.models.precision import Normalise, parameter_type
-from summit_train.spec import DataSpec
+from summit_train.spec import DataSpec, Spec
 from summit_train.spec.checks import stream_problem
 
 TENTHS = tuple(Fraction(tenth, 10) for tenth in range(1, 11))
@@ -169,3 +171,24 @@ def _curves(scores: Scores, fractions: Sequence[Fraction]) -> dict[str, Any]:
                 rows[-1]["undecided"] = known.num_bad - scores.num_bad
         curves[name] = rows
     return curves
+
+
+def curves_text(result: dict[str, Any], spec: Spec) -> list[str | TextTable]:
+    """Return the accuracies by the observed part for people."""
+    names = {one.key: one.name for one in measures_of(spec.loss.base, spec.model.num_classes).shown}
+    curves = {"clip": result["observed"], "stream": result.get("anytime")}
+    known = {kind: rows for kind, rows in curves.items() if rows}
+    rows = [["observed", *(f"{kind} {name}" for kind in known for name in names.values())]]
+    for i, point in enumerate(result["observed"]):
+        cells = [percent(curve[i][key]) for curve in known.values() for key in names]
+        rows.append([f"{100 * point['fraction']:g} %", *cells])
+    unread = f"; {result['bad_videos']} unreadable, counted as wrong" if result["bad_videos"] else ""
+    about = f"{counted(result['videos'], 'video')}, step {result['step']}{unread}"
+    lines: list[str | TextTable] = [TextTable(rows), about]
+    if (why := stream_problem(spec.model)) is not None:
+        lines.append(f"no stream: {why}")
+    undecided = {100 * row["fraction"]: row["undecided"] for row in curves["stream"] or [] if row["undecided"]}
+    if undecided:
+        parts = ", ".join(f"{number} at {part:g} %" for part, number in undecided.items())
+        lines.append(f"videos of which the stream has no frame yet, which count as wrong: {parts}")
+    return lines

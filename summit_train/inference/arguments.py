@@ -48,11 +48,13 @@ def open_named(args: argparse.Namespace, overrides: Sequence[str]) -> Trained:
 
     Notes on stderr: newer checkpoints that cannot be read, and missing names. Raises UserError.
     """
-    trained, names_file = open_trained(args.run, overrides, args.checkpoint), args.classes
+    trained = open_trained(args.run, overrides, args.checkpoint)
+    names_file = args.classes
     for complaint in trained.passed_over:
         tell(f"passed over: {complaint}")
     if names_file is not None:
-        names, num_classes = read_classes(names_file), trained.spec.model.num_classes
+        names = read_classes(names_file)
+        num_classes = trained.spec.model.num_classes
         if names is None or len(names) != num_classes:
             found = f"has {len(names or ())} names" if os.path.exists(names_file) else "no such file"
             what = f"it must name the {num_classes} classes of {trained.path}, one a line"

@@ -69,8 +69,12 @@ class Loaded:
             warnings.warn(f"passed over: {complaint}", stacklevel=3)
         if trained.spec.evaluate.precise_bn:
             warnings.warn("evaluate.precise_bn is ignored: BN keeps the statistics of the checkpoint", stacklevel=3)
-        self.spec, self.classes, self.path, self.step = trained.spec, trained.classes, trained.path, trained.step
-        self.network, self._type = trained.network(self.device), parameter_type(self.spec.precision)
+        self.spec = trained.spec
+        self.classes = trained.classes
+        self.path = trained.path
+        self.step = trained.step
+        self.network = trained.network(self.device)
+        self._type = parameter_type(self.spec.precision)
         self._normalise = Normalise(self._type, self.device, self.spec.data.input)
 
     @cached_property
@@ -110,7 +114,8 @@ class Loaded:
 
         2D networks have a row a frame. Several threads may call it.
         """
-        plain, thread = self.plain, threading.get_ident()  # threads that build it at once have one each
+        plain = self.plain  # threads that build it at once have one each
+        thread = threading.get_ident()
         modules = {name: module for name, module in plain.named_modules() if name}
         if layer not in modules:
             near = difflib.get_close_matches(layer, modules, 1) or [name for name in modules if "." not in name]

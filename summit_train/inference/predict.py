@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -76,27 +76,46 @@ def predict_videos(
     Probabilities are those of the logits averaged over the views. A video that cannot be read is named in the result.
     """
     data = trained.spec.data.model_copy(update={"on_bad_clip": "skip"})
-    spec, network = trained.spec.model_copy(update={"data": data}), trained.network(device)
+    spec = trained.spec.model_copy(update={"data": data})
+    network = trained.network(device)
     counts = [len(listing.shard(world.rank, world.size)) for listing in listings]
-    videos, known = list[PredictedVideo](), list[tuple[Any, NDArray[Any], bool]]()
+    videos = list[PredictedVideo]()
+    labelled = list[Scores]()
     for number, listing in enumerate(listings):
-        before, found = sum(counts[:number]), PartialScores()
-        follow = lambda done, _, before=before: progress(before + done, sum(counts))  # noqa: E731
+        results = PartialScores()
         scorer = Scorer(spec, listing, world, device, keeps_records=False)
-        scores = scorer.score(network, follow, source=None, earlier=found)
+        follow = _after(sum(counts[:number]), sum(counts), progress)
+        scores = scorer.score(network, follow, source=None, earlier=results)
         if scores is None:  # not rank 0
             continue
-        reasons = {one.clip: listing.reason(one) for one in found.bad}
-        for clip, own, label in zip(range(len(listing)), scores.scores, scores.labels, strict=True):
-            error = reasons.get(clip) or (None if np.isfinite(own).all() else "its scores are not finite")
-            best = most_probable(own, trained.classes, top, spec.loss.base) if error is None else []
-            videos.append(PredictedVideo(listing.clip(clip), best, error))
-            if listing.has_labels:
-                known.append((label, own, error is None))
-    if world.rank != 0:
+        reasons = {bad.clip: listing.reason(bad) for bad in results.bad}
+        is_read = np.isfinite(scores.scores).all(axis=1)
+        is_read[list(reasons)] = False
+        for clip, logits in enumerate(scores.scores):
+            if is_read[clip]:
+                best = most_probable(logits, trained.classes, top, spec.loss.base)
+                videos.append(PredictedVideo(listing.clip(clip), best))
+            else:
+                error = reasons.get(clip, "its scores are not finite")
+                videos.append(PredictedVideo(listing.clip(clip), (), error))
+        if listing.has_labels:
+            labelled.append(replace(scores, is_read=is_read))
+    return Predictions(videos, _joined(labelled)) if world.rank == 0 else None
+
+
+def _after(before: int, total: int, progress: Progress) -> Progress:
+    """Return the progress of a part of the work that begins when `before` videos of `total` are done."""
+    return lambda done, _: progress(before + done, total)
+
+
+def _joined(parts: Sequence[Scores]) -> Scores | None:
+    """Return the scores of several lists of videos as those of one; None without any video."""
+    if not sum(len(part.videos) for part in parts):
         return None
-    labelled = Scores(np.arange(len(known)), *map(np.array, zip(*known, strict=True))) if known else None
-    return Predictions(videos, labelled)
+    labels, scores, is_read = (
+        np.concatenate([getattr(part, name) for part in parts]) for name in ("labels", "scores", "is_read")
+    )
+    return Scores(np.arange(len(labels)), labels, scores, is_read)
 
 
 def most_probable(

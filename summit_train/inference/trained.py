@@ -104,7 +104,9 @@ def open_trained(path: str | Path, overrides: Sequence[str] = (), checkpoint: st
         with torch.device("meta"):
             return saved.bytes_for(build_network(spec))
 
-    path, run_path, complaints = Path(path), None, list[str]()
+    path = Path(path)
+    run_path = None
+    complaints = list[str]()
     if checkpoint != "last":
         path = _checkpoint_of(path, checkpoint)
     if path.is_dir():
@@ -118,7 +120,8 @@ def open_trained(path: str | Path, overrides: Sequence[str] = (), checkpoint: st
         raise CheckpointError(f"{path}: is a spec; its run folder must be given, {load_spec(path).run_path}")
     else:
         run_path = path.parent.parent if path.parent.name == "checkpoints" else None
-        file, state = path, saved.load_checkpoint(path, most_bytes, may_be_alone=True)
+        file = path
+        state = saved.load_checkpoint(path, most_bytes, may_be_alone=True)
     spec = spec_in(file, state)
     names: Any = state.get("classes")
     has_names = isinstance(names, list) and len(names) == spec.model.num_classes

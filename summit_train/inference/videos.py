@@ -17,9 +17,8 @@ from summit_train.data.dataset import Dataset
 from summit_train.data.manifest import Manifest, read_manifest
 from summit_train.data.manifest.clip import Clip
 from summit_train.data.manifest.files import located_root, plain_manifest
-from summit_train.data.manifest.folders import clips_below, skipped_text
 from summit_train.data.manifest.reading import PACK_FILE, PACKING_FOLDER
-from summit_train.data.manifest.tables import VIDEO_EXTENSIONS, is_video
+from summit_train.data.manifest.tables import VIDEO_EXTENSIONS, clips_below, is_video, skipped_text
 from summit_train.data.video.source import MISSING
 from summit_train.inference.trained import Trained
 from summit_train.spec import DataSpec
@@ -110,7 +109,8 @@ def _listing(word: str, trained: Trained, tell: Tell, *, use_labels: bool) -> Vi
 
 def _differing(manifest: Manifest, trained: Trained) -> str:
     """Return how a manifest's classes differ from the network's, nothing where they do not."""
-    num_classes, largest = trained.spec.model.num_classes, manifest.num_labels - 1
+    num_classes = trained.spec.model.num_classes
+    largest = manifest.num_labels - 1
     if trained.spec.loss.base == "softmax" and (several := manifest.not_single()) is not None:
         return f"{several}, but the network was trained with one per clip"
     if manifest.classes is not None and len(manifest.classes) != num_classes:

@@ -1,4 +1,4 @@
-"""A foreign network: wraps the module that the user's callable returns as a VideoNetwork (docs/own_network.md)."""
+"""A foreign network: wraps the module that the user's callable returns as a VideoNetwork (docs/own_parts.md)."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class ForeignNetwork(VideoNetwork):
         """Return the network's own feature maps. Raises UserError where it has none."""
         feature_maps = getattr(self.network, "feature_maps", None)
         if feature_maps is None or not self.head:
-            needs = "they need a method feature_maps, and its last linear layer as `head`; see docs/own_network.md"
+            needs = "they need a method feature_maps, and its last linear layer as `head`; see docs/own_parts.md"
             raise UserError(f"{self.part.name} has no class activation maps: {needs}")
         maps: torch.Tensor = feature_maps(x)
         return maps

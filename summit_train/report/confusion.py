@@ -46,7 +46,8 @@ class Confusion:
 
     def _among(self, chosen: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the matrix of some classes, whose numbers rise."""
-        counts, places = np.zeros((len(chosen), len(chosen)), np.int64), np.full(len(self.names), -1)
+        counts = np.zeros((len(chosen), len(chosen)), np.int64)
+        places = np.full(len(self.names), -1)
         places[chosen] = np.arange(len(chosen))
         rows, columns = places[self.cells[:, :2]].T
         inside = (rows >= 0) & (columns >= 0)
@@ -72,7 +73,8 @@ class Confusion:
 
     def pairs(self) -> list[tuple[str, str, str, str, str]]:
         """Return (true class, predicted class, videos, share of the true class, a video) of the frequent mistakes."""
-        pairs, (videos, _) = [], self._sums
+        pairs = []
+        videos, _ = self._sums
         for row, column, n in self._wrong[:MOST_PAIRS].tolist():
             example = self.examples.get((row, column), "")
             pairs.append((self.names[row], self.names[column], str(n), f"{100 * n / videos[row]:.1f} %", example))
@@ -181,7 +183,9 @@ def confusion_of(checkpoint: str, found: Scores, names: tuple[str, ...], videos:
     names: of the first classes; the others are their numbers. Of equal scores the first class counts. videos: the names
     of the videos, for examples.
     """
-    labels, scores, read = found.labels.astype(np.int64), found.scores, np.flatnonzero(found.is_read)
+    labels = found.labels.astype(np.int64)
+    scores = found.scores
+    read = np.flatnonzero(found.is_read)
     size = scores.shape[1]
     predicted = scores.argmax(1)[read]
     places, numbers = np.unique(labels[read] * size + predicted, return_counts=True)

@@ -14,7 +14,16 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from summit_train.report.log_records import CheckpointRecord, EvalRecord, StartRecord, StepRecord, number
+from summit_train.core.run_log import (
+    CheckpointRecord,
+    DoneRecord,
+    EvalRecord,
+    LogLostRecord,
+    StartRecord,
+    StepRecord,
+    number,
+)
+from summit_train.core.text import duration, percent
 from summit_train.report.records import RunRecord
 
 
@@ -59,18 +68,23 @@ def restarts(run_path: Path) -> list[str]:
 
 def time_spent(run: RunRecord) -> TimeSpent | None:
     """Return where the time went; None without a step, and for a run with records of before they had a time."""
-    log = run.log[: max((i + 1 for i, one in enumerate(run.log) if not isinstance(one, StartRecord)), default=0)]
+    log = [record for record in run.log.records if not isinstance(record, DoneRecord | LogLostRecord)]
+    while log and isinstance(log[-1], StartRecord):  # such as that of a job that only evaluates
+        log.pop()
     times = [time for record in log if (time := number(record.time)) is not None]
-    if not run.steps or len(times) < len(log) or not isinstance(log[0], StartRecord):
+    if not run.log.steps or len(times) < len(log) or not isinstance(log[0], StartRecord):
         return None
-    began, jobs = dict[int, float](), dict[int, str | None]()
+    began = dict[int, float]()
+    jobs = dict[int, str | None]()
     for i, record in enumerate(log):
         if isinstance(record, StartRecord):
             began[i] = times[i] - (record.startup_s or 0.0)
             if record.job is not None and record.job.isdecimal() and record.job not in jobs.values():
                 began[i] = min(began[i], float(record.job))  # of the script: the ranks may have failed before a record
             jobs[i] = record.job
-    startup, in_jobs, between = sum(times[i] - began[i] for i in began), 0.0, 0.0
+    startup = sum(times[i] - began[i] for i in began)
+    in_jobs = 0.0
+    between = 0.0
     for earlier, later in pairwise(began):
         gap = max(0.0, began[later] - times[later - 1])
         if jobs[later] is not None and jobs[later] == jobs[earlier]:
@@ -78,7 +92,7 @@ def time_spent(run: RunRecord) -> TimeSpent | None:
         else:
             between += gap
     all_steps = sum(number(record.step_s) or 0.0 for record in log if isinstance(record, StepRecord))
-    steps = sum(number(step.step_s) or 0.0 for step in run.steps if not step.skipped)
+    steps = sum(number(step.step_s) or 0.0 for step in run.log.steps if not step.skipped)
     checkpoints = sum(number(record.seconds) or 0.0 for record in log if isinstance(record, CheckpointRecord))
     validations = sum(record.seconds or 0.0 for record in log if isinstance(record, EvalRecord))
     known = all_steps + checkpoints + validations + startup + in_jobs + between
@@ -94,8 +108,8 @@ def goodput_values(run_path: Path) -> dict[str, Any]:
     return {"goodput": spent.goodput, "goodput_in_jobs": spent.goodput_in_jobs, "time_s": asdict(spent)}
 
 
-def goodput_rows(spent: TimeSpent) -> list[tuple[str, float, float]]:
-    """Return (what, seconds, percent of all) for the report."""
+def goodput_rows(spent: TimeSpent) -> list[tuple[str, str, str]]:
+    """Return (what, time, share of all) for the report."""
     names = {
         "steps": "steps that count",
         "lost_steps": "steps done again or skipped",
@@ -106,4 +120,5 @@ def goodput_rows(spent: TimeSpent) -> list[tuple[str, float, float]]:
         "between_jobs": "between the jobs",
         "other": "other",
     }
-    return [(names[kind], seconds, 100 * seconds / spent.total) for kind, seconds in asdict(spent).items()]
+    seconds_of = asdict(spent)
+    return [(names[kind], duration(s), percent(100 * s / spent.total)) for kind, s in seconds_of.items()]

@@ -16,7 +16,8 @@ from summit_train.report.films import Film, Videos
 from summit_train.report.records import RunRecord
 
 MOST_MISTAKES = 12
-FRAMES, _SIDE = 16, 112  # of a film, its short side in pixels
+FRAMES = 16  # of a film, its short side in pixels
+_SIDE = 112
 
 
 @dataclass(frozen=True)
@@ -59,8 +60,10 @@ def most_confident(scores: Scores, shares: NDArray[np.float64]) -> list[int]:
 
 
 def _mistake(found: RunScores, shares: NDArray[np.float64], place: int, videos: Videos) -> Mistake:
-    scores, clip = shares[place], found.clips[place]
-    predicted, own = int(scores.argmax()), int(found.scores.labels[place])
+    scores = shares[place]
+    clip = found.clips[place]
+    predicted = int(scores.argmax())
+    own = int(found.scores.labels[place])
     names = all_names(found.class_names, len(scores))
     film = videos.film(
         int(found.scores.videos[place]),

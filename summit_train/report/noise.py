@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
+from summit_train.core.run_log import number
 from summit_train.core.text import noise_text
-from summit_train.report.log_records import number
 from summit_train.report.records import RunRecord
 
 QUARTERS = 4
@@ -45,7 +45,9 @@ def pooled(pairs: Sequence[Sequence[float]]) -> Measured:
 
     Its standard error is that of a ratio of two means, to first order; the measurements count as independent.
     """
-    count, square, variance = len(pairs), fmean(s for s, _ in pairs), fmean(v for _, v in pairs)
+    count = len(pairs)
+    square = fmean(s for s, _ in pairs)
+    variance = fmean(v for _, v in pairs)
     if square <= 0 or variance <= 0:
         return Measured(count, None, None)
     value = variance / square
@@ -58,7 +60,7 @@ def measurements(run: RunRecord) -> list[tuple[int, float, float]]:
     """Return (step, |G|^2, tr(Sigma)) of the steps that measured their gradient."""
     return [
         (step.step, step.gradient_square, step.gradient_variance)
-        for step in run.steps
+        for step in run.log.steps
         if step.gradient_square is not None and step.gradient_variance is not None
     ]
 
@@ -76,7 +78,8 @@ def noise_section(run: RunRecord) -> dict[str, Any] | None:
     for step, square, variance in found:
         quarters[min(QUARTERS - 1, (step - 1) * QUARTERS // length)].append((square, variance))
     parts = [pooled(part) for part in quarters if len(part) >= FEWEST]
-    whole, batch = pooled([pair for _, *pair in found]), number(run.plan.get("global_batch"))
+    whole = pooled([pair for _, *pair in found])
+    batch = number(run.plan.get("global_batch"))
     rows = batch_rows(batch, whole.value) if batch and whole.value else []
     return {"whole": whole, "parts": parts if len(parts) > 1 else [], "batches": rows}
 
@@ -88,7 +91,8 @@ def batch_rows(batch: float, noise_scale: float) -> list[tuple[str, ...]]:
     """
     rows = []
     for factor in FACTORS:
-        steps, clips = 1 + noise_scale / (factor * batch), 1 + factor * batch / noise_scale
+        steps = 1 + noise_scale / (factor * batch)
+        clips = 1 + factor * batch / noise_scale
         share = (steps / (1 + noise_scale / batch), clips / (1 + batch / noise_scale))
         cells = (f"{factor * batch:,.0f}", f"{steps:.2f}", f"{clips:.2f}")
         rows.append((*cells, *(f"{100 * part:,.0f} %" for part in share)))

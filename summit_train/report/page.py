@@ -17,7 +17,7 @@ from summit_train.core.files import read_file, replacing
 from summit_train.core.text import counted, duration, percent, show
 from summit_train.report import tables
 from summit_train.report.confusion import read_confusion, read_precisions
-from summit_train.report.figures import pictures
+from summit_train.report.curves import pictures
 from summit_train.report.goodput import goodput_rows, restarts, time_spent
 from summit_train.report.mistakes import read_mistakes
 from summit_train.report.noise import noise_section
@@ -55,13 +55,10 @@ def environment() -> jinja2.Environment:
     loader = jinja2.ChoiceLoader([jinja2.PackageLoader("summit_train", folder) for folder in ("report", "tasks")])
     strict = jinja2.StrictUndefined
     pages = jinja2.Environment(loader=loader, autoescape=True, undefined=strict, trim_blocks=True, lstrip_blocks=True)
-    pages.filters.update(percent=percent, show=show, duration=duration, views=tables.views_of, rows=tables.rows)
-    pages.filters.update(notes=tables.notes_of, remarks=tables.remarks_of, differences=tables.differences_of)
-    pages.filters.update(class_rows=tables.class_rows, start_rows=tables.start_rows, noise=noise_section)
-    pages.filters.update(time_spent=time_spent, goodput_rows=goodput_rows, restarts=restarts, counted=counted)
-    pages.globals.update(pictures=pictures, rank_times=rank_times_picture)
-    pages.globals.update(read_mistakes=read_mistakes, read_section=read_section)
-    pages.globals.update(read_confusion=read_confusion, read_precisions=read_precisions)
+    pages.filters.update(percent=percent, show=show, duration=duration, counted=counted)
+    read = (read_confusion, read_precisions, read_mistakes, read_section, noise_section, time_spent)
+    shown = (pictures, rank_times_picture, goodput_rows, restarts)
+    pages.globals.update({function.__name__: function for function in (*read, *shown)}, tables=tables)
     return pages
 
 

@@ -11,7 +11,8 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from summit_train.report.figures import PALETTE, Canvas, Floats, Picture, house_style
+from summit_train.report.curves import Canvas
+from summit_train.report.figures import PALETTE, Floats, Picture, house_style
 from summit_train.report.records import RunRecord
 
 _MOST_CELLS = 300  # of an axis; of more, each cell shows the slowest of several
@@ -25,17 +26,18 @@ def rank_times_picture(run: RunRecord) -> list[Picture]:
 
     Empty for a run of fewer than three ranks, or of less than a window.
     """
-    if not run.rank_times:
+    if not run.log.rank_times:
         return []
     with house_style():
         canvas = Canvas([run], "rank")
-        num_ranks, (edges, ratios) = _num_ranks(run), _cells(run)
+        num_ranks = _num_ranks(run)
+        edges, ratios = _cells(run)
         colours = LinearSegmentedColormap.from_list("slow", ["#ffffff", PALETTE[1], "#5c2a00"])
         rows = np.linspace(-0.5, num_ranks - 0.5, len(ratios) + 1)
         x = canvas.positions(run, edges)
         mesh = canvas.axes.pcolormesh(x, rows, ratios, cmap=colours, vmin=1, vmax=_DARKEST, rasterized=True)
         canvas.figure.colorbar(mesh, ax=canvas.axes, extend="max", ticks=[1, 1.3, 1.6, 2]).set_label("times the median")
-        named = {slow.rank: slow for slow in run.slow_ranks if slow.rank < num_ranks}  # again after a resume
+        named = {slow.rank: slow for slow in run.log.slow_ranks if slow.rank < num_ranks}  # again after a resume
         for slow in named.values():
             canvas.axes.plot(canvas.positions(run, [slow.step]), [slow.rank], clip_on=False, color=PALETTE[0], **_MARK)
         for slow in list(named.values())[:_MOST_NAMED]:
@@ -51,14 +53,15 @@ def rank_times_picture(run: RunRecord) -> list[Picture]:
 
 
 def _num_ranks(run: RunRecord) -> int:
-    return max(len(one.compute_s) for one in run.rank_times)
+    return max(len(one.compute_s) for one in run.log.rank_times)
 
 
 def _cells(run: RunRecord) -> tuple[list[int], Floats]:
     """Return the edges of the windows, in steps, and the ratios to the median, (ranks, windows)."""
-    steps, num_ranks = [one.step for one in run.rank_times], _num_ranks(run)
+    steps = [one.step for one in run.log.rank_times]
+    num_ranks = _num_ranks(run)
     ratios = np.full((num_ranks, len(steps)), np.nan)  # a run that was resumed may have had fewer ranks
-    for i, one in enumerate(run.rank_times):
+    for i, one in enumerate(run.log.rank_times):
         own = np.array([sum(parts) for parts in zip(one.compute_s, one.data_wait_s, strict=False)])
         if middle := np.median(own):
             ratios[: len(own), i] = own / middle

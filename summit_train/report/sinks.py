@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from summit_train.core.errors import UserError
 from summit_train.core.files import write_text
+from summit_train.core.run_log import METRICS_FILE, EvalRecord, StepRecord, number
 from summit_train.core.text import csv_text
-from summit_train.report.log_records import StepRecord, number
 from summit_train.report.records import RunRecord
 
 Row = dict[str, float]
-_MOST_METRICS, _MOST_PARAMS = 1000, 100  # of a request to MLflow
+_MOST_METRICS = 1000  # of a request to MLflow
+_MOST_PARAMS = 100
 
 
 def history(run: RunRecord) -> list[Row]:
@@ -24,26 +23,23 @@ def history(run: RunRecord) -> list[Row]:
     The names are those of the TensorBoard events. The last step also has the final evaluation, final/top1_mean, ...
     Runs from before version 0.2 have no times; all of theirs are that of their metrics.jsonl.
     """
-    written = (run.path / "metrics.jsonl").stat().st_mtime if run.log else 0.0
+    written = (run.path / METRICS_FILE).stat().st_mtime if run.log.records else 0.0
     found: dict[int, Row] = {}
-    for kind, records in (("step", run.steps), ("eval", run.evals)):
-        for record in records:
-            row = found.setdefault(record.step, {"step": record.step, "time": number(record.time) or written})
-            values = asdict(record) if isinstance(record, StepRecord) else record.model_dump(exclude_unset=True)
-            row |= _numbers(kind, {name: value for name, value in values.items() if name not in ("step", "time")})
+    records: list[StepRecord | EvalRecord] = [*run.log.steps, *run.log.evals]
+    for record in records:
+        row = found.setdefault(record.step, {"step": record.step, "time": number(record.time) or written})
+        row |= {f"{record.kind}/{name}": value for name, value in record.numbers().items()}
     if run.final:
-        row = found.setdefault(run.last_step, {"step": run.last_step, "time": written})
-        row |= _numbers("final", run.final.model_dump(exclude_unset=True))
+        row = found.setdefault(run.log.last_step, {"step": run.log.last_step, "time": written})
+        values = run.final.model_dump(exclude_unset=True)
+        row |= {f"final/{name}": known for name, value in values.items() if (known := number(value)) is not None}
     return [found[step] for step in sorted(found)]
-
-
-def _numbers(kind: str, values: Mapping[str, Any]) -> Row:
-    return {f"{kind}/{name}": known for name, value in values.items() if (known := number(value)) is not None}
 
 
 def write_csv(runs: Sequence[RunRecord], out: Path) -> list[str]:
     """Write OUT/RUN.csv for each run: a row for each recorded step, empty where a step has no such value."""
-    names, written = [run.path.resolve().name for run in runs], list[str]()
+    names = [run.path.resolve().name for run in runs]
+    written = list[str]()
     for run, name in zip(runs, names, strict=True):
         path = out / f"{name if names.count(name) == 1 else f'{name}_{_digest(run)}'}.csv"
         rows = history(run)
@@ -55,7 +51,7 @@ def write_csv(runs: Sequence[RunRecord], out: Path) -> list[str]:
 
 def _digest(run: RunRecord) -> str:
     """Return an id of a run that also differs from that of a run started later in the same folder."""
-    began = run.starts[0].time if run.starts else None
+    began = run.log.starts[0].time if run.log.starts else None
     return hashlib.sha256(f"{run.path.resolve()} {began}".encode("utf-8", "surrogateescape")).hexdigest()[:12]
 
 
@@ -73,9 +69,11 @@ def write_mlflow(runs: Sequence[RunRecord], out: Path) -> list[str]:
         raise UserError(f"--to mlflow needs {error.name}: pip install mlflow") from error
     out.mkdir(parents=True, exist_ok=True)
     uri = f"sqlite:///{(out / 'mlflow.db').resolve()}"
-    client, artifacts = MlflowClient(uri, uri), str((out / "artifacts").resolve())
+    client = MlflowClient(uri, uri)
+    artifacts = str((out / "artifacts").resolve())
     for run in runs:
-        name, key = run.path.resolve().parent.name, _digest(run)
+        name = run.path.resolve().parent.name
+        key = _digest(run)
         known = client.get_experiment_by_name(name)
         experiment = known.experiment_id if known else client.create_experiment(name, artifacts)
         for old in client.search_runs([experiment], f"tags.`summit_train.run` = '{key}'"):
@@ -109,7 +107,8 @@ def write_wandb(runs: Sequence[RunRecord], out: Path) -> list[str]:
     folders = []
     for run in runs:
         quiet = wandb.Settings(console="off", silent=True, disable_git=True, x_disable_stats=True)
-        project, config = run.path.resolve().parent.name, dict(run.settings())
+        project = run.path.resolve().parent.name
+        config = dict(run.settings())
         with wandb.init(
             mode="offline", dir=out, project=project, name=run.label, id=_digest(run), config=config, settings=quiet
         ) as logged:

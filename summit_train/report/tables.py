@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from datetime import datetime, timezone
 from typing import Any
 
+from summit_train.core.run_log import StartRecord, StepRecord, number
 from summit_train.core.text import MOST_ITEMS, NONE, counted, duration, listed, percent, show
 from summit_train.evaluation.measures import say_certainty
-from summit_train.report.log_records import StartRecord, StepRecord, number
-from summit_train.report.records import ClipsPerClass, FinalEval, RunRecord
+from summit_train.report.records import RunRecord
+from summit_train.report.results import ClipsPerClass, FinalEval
 
 MOST_CLASSES = 30  # of a table with a row for each class
 CONSEQUENCES = {  # of a file that is missing
@@ -21,7 +22,8 @@ CONSEQUENCES = {  # of a file that is missing
 
 def summary_row(run: RunRecord) -> dict[str, str]:
     """Return the run's row of the summary table: column -> text, a dash where the value is unknown."""
-    final, last = run.final, run.evals[-1] if run.evals else None
+    final = run.final
+    last = run.log.evals[-1] if run.log.evals else None
     measured = dict.fromkeys((measure.key for measure in run.measures.every), NONE)
     for measure in run.measures.shown:
         if final is not None:
@@ -32,7 +34,7 @@ def summary_row(run: RunRecord) -> dict[str, str]:
     model = " ".join(str(part) for key in ("arch", "backbone") if (part := run.setting("model", key)))
     frames = number(run.setting("data", "num_frames"))
     planned = number(run.setting("schedule", "epochs"))
-    done = NONE if run.steps_per_epoch is None else f"{run.last_step / run.steps_per_epoch:.4g}"
+    done = NONE if run.steps_per_epoch is None else f"{run.log.last_step / run.steps_per_epoch:.4g}"
     speed = run.clips_per_second
     return {
         "label": run.label,
@@ -43,14 +45,15 @@ def summary_row(run: RunRecord) -> dict[str, str]:
         **measured,
         "clips_per_second": NONE if speed is None else f"{speed:,.0f}" if speed >= 1000 else f"{speed:.4g}",
         "data_wait": NONE if run.data_wait_share is None else f"{run.data_wait_share:.1f} %",
-        "seconds": duration(run.seconds) if run.seconds > 0 else NONE,
+        "seconds": duration(run.log.seconds) if run.log.seconds > 0 else NONE,
     }
 
 
 def _scale(run: RunRecord) -> str:
     """Return `ranks x accumulation = virtual GPUs`, with every number of ranks that the run had, and the mean one."""
-    virtual, planned = number(run.plan.get("virtual_gpus")), number(run.plan.get("ranks"))
-    ranks = list(dict.fromkeys(start.ranks for start in run.starts if start.ranks))
+    virtual = number(run.plan.get("virtual_gpus"))
+    planned = number(run.plan.get("ranks"))
+    ranks = list(dict.fromkeys(start.ranks for start in run.log.starts if start.ranks))
     ranks = ranks or ([int(planned)] if planned else [])
     if not ranks:
         return NONE
@@ -65,35 +68,35 @@ def notes_of(run: RunRecord) -> list[str]:
     notes = [f"{name} is missing{CONSEQUENCES.get(name, '')}" for name in run.missing]
     notes += run.notes
     total = number(run.plan.get("total_steps"))
-    if (stop := run.early_stop) is not None:
+    if (stop := run.log.early_stop) is not None:
         better = f"no better {stop.measure} in {counted(stop.epoch - stop.best_epoch, 'epoch')}"
         best = "" if stop.best is None else f" than the {stop.best:.4g} of epoch {stop.best_epoch}"
         steps = f"step {stop.step:,} of at most {show(total)}"
         notes.append(f"Stopped early after epoch {stop.epoch}, {steps}: {better}{best}")
-    elif total is not None and run.last_step < total:
-        notes.append(f"Unfinished: {run.last_step:,} of {total:,.0f} steps are done")
-    if run.skipped_steps:
-        count = counted(len(run.skipped_steps), "step")
-        notes.append(f"{count} without an update, the gradient was not finite: {listed(run.skipped_steps)}")
-    notes += [f"After step {warning.step:,}: {warning.text}" for warning in run.warnings]
+    elif total is not None and run.log.last_step < total:
+        notes.append(f"Unfinished: {run.log.last_step:,} of {total:,.0f} steps are done")
+    if run.log.skipped_steps:
+        count = counted(len(run.log.skipped_steps), "step")
+        notes.append(f"{count} without an update, the gradient was not finite: {listed(run.log.skipped_steps)}")
+    notes += [f"After step {warning.step:,}: {warning.text}" for warning in run.log.warnings]
     notes += _averaging_notes(run)
     if number(run.plan.get("virtual_gpus")) == 1 and number(run.setting("noise_scale", "every_steps")):
         notes.append("No gradient noise scale: one virtual GPU has no other to compare its gradient with")
-    bad_clips = run.steps[-1].bad_clips if run.steps else 0
+    bad_clips = run.log.steps[-1].bad_clips if run.log.steps else 0
     if bad_clips:
         times = counted(bad_clips, "time")
         notes.append(f"{times} a clip could not be read and another took its place: see bad_clips.jsonl")
-    if len(run.starts) > 1:
-        again = sum(start.steps_again for start in run.starts)
-        times = "once" if len(run.starts) == 2 else f"{len(run.starts) - 1:,} times"
+    if len(run.log.starts) > 1:
+        again = sum(start.steps_again for start in run.log.starts)
+        times = "once" if len(run.log.starts) == 2 else f"{len(run.log.starts) - 1:,} times"
         notes.append(f"Resumed {times}; {counted(again, 'step')} done again")
     if run.final is not None and (lacking := run.final.classes_left_out):
         notes.append(f"{run.measures.main.name} leaves out classes without ground truth: {listed(lacking)}")
-    for start in run.starts:
+    for start in run.log.starts:
         if start.forced:
             since = f"Another experiment since step {start.step:,}"
             notes.append(f"{since}; only its checkpoints are in the mean: {'; '.join(start.forced)}")
-    for more in run.extensions:
+    for more in run.log.extensions:
         since = f"{more.after} epochs instead of {more.before} since step {more.step:,} (--more-epochs)"
         notes.append(f"{since}; only checkpoints after it are in the mean")
     for key, what in (("shared_clips", "validation clip"), ("shared_groups", "validation group")):
@@ -108,14 +111,15 @@ def notes_of(run: RunRecord) -> list[str]:
 def _averaging_notes(run: RunRecord) -> list[str]:
     """Return what the averages of the learners took, and what became of a batch that may grow."""
     notes = []
-    if run.averages:
-        seconds, sent = sum(one.seconds for one in run.averages), sum(one.bytes for one in run.averages)
-        share = f", {100 * seconds / run.seconds:.1f} % of the recorded time" if run.seconds > 0 else ""
-        count = counted(len(run.averages), "average")
+    if run.log.averages:
+        seconds = sum(one.seconds for one in run.log.averages)
+        sent = sum(one.bytes for one in run.log.averages)
+        share = f", {100 * seconds / run.log.seconds:.1f} % of the recorded time" if run.log.seconds > 0 else ""
+        count = counted(len(run.log.averages), "average")
         notes.append(f"{count} of the learners' networks: {seconds:,.1f} s{share}, {sent / 1e6:,.1f} MB from each rank")
-    if run.batches:
-        sizes = list(dict.fromkeys(one.clips_per_gpu for one in run.batches))
-        first = {one.clips_per_gpu: one.epoch for one in reversed(run.batches)}  # the epoch that each began after
+    if run.log.batches:
+        sizes = list(dict.fromkeys(one.clips_per_gpu for one in run.log.batches))
+        first = {one.clips_per_gpu: one.epoch for one in reversed(run.log.batches)}  # the epoch that each began after
         steps = [f"{size:,} after epoch {first[size]}" for size in sizes[1:]]
         grown = f"grew to {', '.join(steps)}" if steps else "did not grow"
         notes.append(f"The batch of a learner began with {sizes[0]:,} clips and {grown}")
@@ -135,10 +139,12 @@ def start_rows(run: RunRecord) -> list[tuple[str, str, str, str, str]]:
 
     The first step's record comes with the second step, or an epoch's end.
     """
-    rows, places = [], [i for i, record in enumerate(run.log) if isinstance(record, StartRecord)]
-    for start, place, end in zip(run.starts, places, [*places[1:], len(run.log)], strict=True):
-        steps = (record for record in run.log[place:end] if isinstance(record, StepRecord))
-        first, began = number(next((step.time for step in steps), None)), number(start.time)
+    rows = []
+    places = [i for i, record in enumerate(run.log.records) if isinstance(record, StartRecord)]
+    for start, place, end in zip(run.log.starts, places, [*places[1:], len(run.log.records)], strict=True):
+        steps = (record for record in run.log.records[place:end] if isinstance(record, StepRecord))
+        first = number(next((step.time for step in steps), None))
+        began = number(start.time)
         took = NONE if first is None or began is None else duration(first - began + (start.startup_s or 0.0))
         rows.append((moment(start.time), f"{start.step:,}", show(start.ranks), took, f"{start.steps_again:,}"))
     return rows
@@ -164,14 +170,15 @@ def views_of(final: FinalEval) -> str:
 
 def remarks_of(run: RunRecord) -> list[str]:
     """Return what the table of the run's own evaluation does not say: its limits, and the best validation."""
-    remarks, wanted = list[str](), number(run.setting("evaluate", "last_checkpoints"))
+    remarks = list[str]()
+    wanted = number(run.setting("evaluate", "last_checkpoints"))
     if run.final is not None:
         remarks += say_certainty(run.final.interval(run.measures.main), run.final.of("top1_macro_mean"))
         if wanted is not None and (found := len(run.final.checkpoints)) < wanted:
             count = counted(found, "checkpoint")
             remarks.append(f"The mean is over {count}, fewer than evaluate.last_checkpoints, {wanted:.0f}")
         remarks += _earlier(run, run.final)
-    if evals := [one for one in run.evals if one.step > _line(run)]:
+    if evals := [one for one in run.log.evals if one.step > _line(run)]:
         key = run.measures.main.key
         best = max(evals, key=lambda one: one.of(key) or 0.0)
         last, first = (f"{percent(one.of(key))} (epoch {one.epoch:g})" for one in (evals[-1], best))
@@ -191,8 +198,8 @@ def differences_of(result: FinalEval, run: RunRecord) -> str:
 
 def _line(run: RunRecord) -> int:
     """Return the step at which the run's line of checkpoints began: with the last other keys, or more epochs."""
-    forced = [start.step for start in run.starts if start.forced]
-    return max([*forced, *(more.step for more in run.extensions)], default=0)
+    forced = [start.step for start in run.log.starts if start.forced]
+    return max([*forced, *(more.step for more in run.log.extensions)], default=0)
 
 
 def _earlier(run: RunRecord, result: FinalEval) -> list[str]:
@@ -203,7 +210,8 @@ def _earlier(run: RunRecord, result: FinalEval) -> list[str]:
 
 def machine_of(environment: Mapping[str, Any]) -> str:
     """Return the machine in a few words for a caption; empty if the environment names none."""
-    hosts, device = environment.get("hosts"), environment.get("device")
+    hosts = environment.get("hosts")
+    device = environment.get("device")
     names = [str(host) for host in hosts] if isinstance(hosts, (Mapping, list)) else []
     on_cpu = device in (None, "cpu")
     cores = number(environment.get("cores")) if on_cpu else None

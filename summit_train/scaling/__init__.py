@@ -1,1 +1,1 @@
-"""What a step costs at scale, worked out for a machine that is not here; the published numbers to compare with."""
+"""What a step costs at scale, worked out for a machine that is not here."""

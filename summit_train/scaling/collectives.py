@@ -28,7 +28,8 @@ BACKWARD_SHARE = 2 / 3
 
 _NO_GROWTH = "the times do not grow with the message size; try larger messages, or a quiet machine"
 # The bandwidth is fitted to messages that take 16 latencies or more; it and the latency settle in a few rounds.
-_LARGE, _ROUNDS = 16, 6
+_LARGE = 16
+_ROUNDS = 6
 # Times within 5 % differ by chance: the smallest message among the quickest gives the latency.
 _QUICK = 1.05
 
@@ -125,7 +126,8 @@ class Gradient(NamedTuple):
 
 def layer_gradients(network: Count, backward_s: float, bytes_per_element: int) -> list[Gradient]:
     """Return the network's gradients from the last layer to the first; a layer takes time by its multiply-adds."""
-    done, gradients = 0, []
+    done = 0
+    gradients = []
     for layer in reversed(network.layers):
         done += layer.multiply_adds
         gradients.append(Gradient(backward_s * done / network.multiply_adds, bytes_per_element * layer.parameters))
@@ -141,7 +143,9 @@ def overlap(
     begins during an allreduce, so gradients that get ready meanwhile are packed together. Exposed includes what the
     backward pass loses by network.core_share.
     """
-    cycle_s, core_share, rest = network.cycle_s, network.core_share, list(gradients)
+    cycle_s = network.cycle_s
+    core_share = network.core_share
+    rest = list(gradients)
     if network.fusion_bytes is None:  # a bucket is ready when the last of its gradients is
         members = iter(gradients)
         buckets = [list(itertools.islice(members, n)) for n in bucket_counts([size for _, size in gradients])]
@@ -151,7 +155,8 @@ def overlap(
         tick = max(tick, cycle_s * math.ceil((rest[0].ready_s + lost) / cycle_s - 1e-9))
         count = sum(1 for gradient in rest if gradient.ready_s + lost <= tick + 1e-12) or 1
         for num_bytes in fused([size for _, size in rest[:count]], network.fusion_bytes or 0):
-            seconds, start = seconds_of(num_bytes), max(free, tick)
+            seconds = seconds_of(num_bytes)
+            start = max(free, tick)
             left_s = max(0.0, backward_s + lost - start)  # of the backward pass
             lost += core_share * min(seconds, left_s / (1 - core_share))
             free = start + seconds

@@ -110,9 +110,11 @@ def forecast(job: ScaledJob) -> Forecast:
     if job.gpus > job.batches:
         wrong = f"scale.gpus must be at least the {job.gpus:,} ranks of {job.nodes:,} nodes, got {job.batches:,}"
         raise UserError(f"{wrong}; choose fewer nodes, or let the batch grow with them (without --fixed-batch)")
-    step, one_node = step_time(job), replace(job, nodes=1)
+    step = step_time(job)
+    one_node = replace(job, nodes=1)
     per_epoch = steps_per_epoch(job.views, job.global_batch, job.machine.last_batch)
-    total_steps, speed = per_epoch * job.spec.schedule.epochs, job.global_batch / step.step_s
+    total_steps = per_epoch * job.spec.schedule.epochs
+    speed = job.global_batch / step.step_s
     run_s = total_steps * step.step_s
     return Forecast(
         nodes=job.nodes,
@@ -133,9 +135,11 @@ def forecast(job: ScaledJob) -> Forecast:
 
 def step_time(job: ScaledJob) -> StepTime:
     """Compute one training step by part. Raises UserError where the machine's file lacks a figure."""
-    machine, clips = job.machine, job.spec.scale.clips_per_gpu
+    machine = job.machine
+    clips = job.spec.scale.clips_per_gpu
     clips_s = clips * seconds_per_clip(job.spec, machine)
-    pass_s, backward_s = machine.compute.step_overhead_s + clips_s, BACKWARD_SHARE * clips_s
+    pass_s = machine.compute.step_overhead_s + clips_s
+    backward_s = BACKWARD_SHARE * clips_s
     exposed_s = _communication(job, backward_s)
     compute_s = job.accumulation * pass_s
     # Passes deviate independently, so the deviations of A passes add up as their squares.
@@ -148,7 +152,8 @@ def step_time(job: ScaledJob) -> StepTime:
 
 def _communication(job: ScaledJob, backward_s: float) -> float:
     """Return the seconds of communication that a step waits for."""
-    spec, network = job.spec, job.machine.network
+    spec = job.spec
+    network = job.machine.network
     seconds_of = partial(allreduce_seconds, network, job.nodes, job.machine.gpus_per_node)
     if spec.parallel.method == "averaging":
         steps = steps_per_epoch(job.views, job.global_batch, job.machine.last_batch)
@@ -161,7 +166,8 @@ def _communication(job: ScaledJob, backward_s: float) -> float:
 def seconds_per_clip(spec: Spec, machine: Machine) -> float:
     """Return the training seconds of a clip on one GPU: the machine's rate for that network, by multiply-adds."""
     rate = find_rate(machine, spec.model.arch, spec.precision)
-    known, clip_shape = rate.multiply_adds, (rate.num_frames, rate.crop, rate.crop, RGB.channels)
+    known = rate.multiply_adds
+    clip_shape = (rate.num_frames, rate.crop, rate.crop, RGB.channels)
     if known is None:
         known = count_model(ModelSpec(**rate.model_dump(include=RATE_KEYS)), clip_shape).multiply_adds
     return count_network(spec).multiply_adds / known / rate.clips_per_second
@@ -178,7 +184,8 @@ def expected_maximum(count: int) -> float:
     """
     if count == 1:
         return 0.0
-    cdf, per_unit = NormalDist().cdf, 64
+    cdf = NormalDist().cdf
+    per_unit = 64
     heights = [1 - cdf(i / per_unit) ** count - cdf(-i / per_unit) ** count for i in range(9 * per_unit + 1)]
     return (sum(heights) - (heights[0] + heights[-1]) / 2) / per_unit  # by the trapezoidal rule
 

@@ -24,12 +24,6 @@ from summit_train.counts import count_network
 from summit_train.plan import checkpoint_bytes
 from summit_train.scaling.cost import Forecast, ScaledJob
 
-# GPU-hours between two failures that end a job, as published. Llama 3: 419 unexpected interruptions of 16,384 H100 in
-# 54 days (Dubey et al., "The Llama 3 Herd of Models", 2024, section 3.3.4). OPT-175B: one in 7.5 hours on 992 A100
-# (glennklockwood.com/garden/job-reliability, from its log book). Titan: 27.1 hours for each 10,000 of its 18,688 K20X
-# nodes (the same page, from Gupta et al., "Failures in large scale systems", SC 2017).
-PUBLISHED_GPU_HOURS = {"OPT-175B": 7_440.0, "Llama 3": 50_700.0, "Titan": 271_000.0}
-
 
 @dataclass(frozen=True)
 class Losses:
@@ -49,14 +43,17 @@ class Losses:
     own_goodput: float
 
 
-def losses(job: ScaledJob, found: Forecast, gpu_hours: float | None = None) -> Losses:
-    """Return what failures cost a job. gpu_hours: between two failures; None: those of the machine."""
-    rates, spec = job.machine.failures, job.spec
+def losses(job: ScaledJob, found: Forecast) -> Losses:
+    """Return what failures cost a job."""
+    rates = job.machine.failures
+    spec = job.spec
     size = checkpoint_bytes(spec, count_network(spec), job.virtual_gpus or job.gpus)
-    copy_s, write_s = size / rates.copy_bytes_per_second, size / rates.write_bytes_per_second
+    copy_s = size / rates.copy_bytes_per_second
+    write_s = size / rates.write_bytes_per_second
     is_beside = spec.checkpoint.background
-    stall_s, restart_s = copy_s + (0 if is_beside else write_s), rates.restart_s + (write_s if is_beside else 0)
-    mtbf_s = (gpu_hours or rates.gpu_hours) * 3600 / job.gpus
+    stall_s = copy_s + (0 if is_beside else write_s)
+    restart_s = rates.restart_s + (write_s if is_beside else 0)
+    mtbf_s = rates.gpu_hours * 3600 / job.gpus
     best_s = daly_interval(stall_s, mtbf_s)
     own_s = spec.checkpoint.every_epochs * found.steps_per_epoch * found.step_s
     own_s = min(own_s, 60 * (spec.checkpoint.every_minutes or math.inf))

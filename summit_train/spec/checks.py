@@ -32,7 +32,7 @@ RESERVED_NAMES = (
     "crops", "checkpoints", "name", "state", "run", "runs", "done", "job", "note", "remarks", "machine", "final",
     "ema", "overrides", "goodput", "goodput_in_jobs", "written", "settings", "changes", "curve",
     "fold", "folds", "nodes", "ranks", "node_hours", "virtual_gpus", "accumulation", "global_batch",
-    "frames_per_batch", "lr", "peak_lr", "training_top1", "reference_top1",
+    "frames_per_batch", "lr", "peak_lr", "training_top1",
     "noise_scale", "noise_scale_error", "gradient_square", "gradient_variance", "clips_per_second", "started",
     "measure", "last", "best", "mean", "macro", "low", "high", "evaluation", "x", "top1_by_clips", "top1_macro",
     "top1_interval",

@@ -25,7 +25,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import ConfigDict, Field
 
@@ -40,23 +40,7 @@ _LONGEST_NAME = 80
 _SAFE = "A-Za-z0-9.,+=@_-"  # the characters of names: folders, words in job scripts and schedulers' lists
 
 SafeName = Annotated[str, Field(pattern=rf"^[A-Za-z0-9][{_SAFE}]*$", max_length=_LONGEST_NAME)]
-Percent = Annotated[float, Field(ge=0, le=100)]
 Axis = Annotated[list[Any], Field(min_length=1)]
-
-
-class ReferencePoint(Section):
-    """A published accuracy, in percent, at a global batch, in clips."""
-
-    global_batch: Count
-    top1: Percent
-    top1_std: Percent | None = None
-
-
-class Reference(Section):
-    """Published accuracies, shown beside those of the sweep."""
-
-    label: Annotated[str, Field(min_length=1, max_length=60)]
-    points: Annotated[tuple[ReferencePoint, ...], Field(min_length=1)]
 
 
 class RunEntry(Section):
@@ -81,6 +65,8 @@ class Preset(Section):
 class SweepFile(Section):
     """The keys of a sweep file."""
 
+    removed: ClassVar = {"reference": "was removed; `python papers/figure4.py` draws the published accuracies"}
+
     name: SafeName
     base: PathText
     set: dict[str, Any] = Field(default={})
@@ -92,7 +78,6 @@ class SweepFile(Section):
     runs: tuple[RunEntry, ...] = ()
     nodes: Count | None = Field(default=None, description="Nodes of a run that names none.")
     at_once: Count | None = Field(default=None, description="Most runs at the same time; null: all.")
-    reference: Reference | None = None
 
 
 @dataclass(frozen=True)
@@ -123,7 +108,6 @@ class Sweep:
     folder: Path
     runs: tuple[SweepRun, ...]
     at_once: int | None
-    reference: Reference | None
     base: Mapping[str, Any]
     x: str | None = None
 
@@ -134,22 +118,22 @@ class Sweep:
 
 
 Values = dict[str, tuple[Any, str]]  # dotted key -> (value, place in the file)
+Part = tuple[str, Any]  # of a name: (key, value); the key of a preset and of a fold is empty
 
 
 @dataclass(frozen=True)
-class _Draft:
-    """A run before its spec is built.
+class AxisPoint:
+    """A place on an axis: what it adds to a run's name and keys. A run is a point of each axis, or one of `runs`.
 
-    parts: (key, value) for the name; the key of a preset is empty. on_curve: those that may name its curve.
+    place: in the file. name, curve: its own, else None. fold: the name of a fold, else empty.
     """
 
     place: str
+    parts: Sequence[Part]
     values: Values
-    parts: tuple[tuple[str, Any], ...]
-    nodes: int | None
+    nodes: int | None = None
     name: str | None = None
-    curve: str = ""
-    on_curve: tuple[tuple[str, Any], ...] = ()
+    curve: str | None = None
     fold: str = ""
 
 
@@ -158,49 +142,44 @@ def load_sweep(path: str | Path, overrides: Sequence[str] = (), defaults: Tree |
     file = locate(path)
     tree = read_tree(file / "sweep.yaml" if file.is_dir() else file)
     sweep = validated(SweepFile, tree)
-    drafts = [*_combinations(sweep, tree), *_explicit_runs(sweep, tree)]
-    if not drafts:
+    points = [*_combinations(sweep, tree), *_explicit_runs(sweep, tree)]
+    if not points:
         raise UserError(f"{tree.place(())}: a sweep must have runs; give grid, zip, presets or runs")
-    if len(drafts) > MOST_RUNS:
-        raise UserError(f"{tree.place(())}: {len(drafts):,} runs; a sweep may have at most {MOST_RUNS:,}")
+    if len(points) > MOST_RUNS:
+        raise UserError(f"{tree.place(())}: {len(points):,} runs; a sweep may have at most {MOST_RUNS:,}")
     base = defaults or Tree({})
     base.lay(_read_relative(sweep.base, "base", tree.place(("base",))))
     for key, value in sweep.set.items():
         _put(base, key, value, tree.place(("set", key)), reserved=("name",))
-    swept = sorted({key for draft in drafts for key in draft.values})
+    swept = sorted({key for point in points for key in point.values})
     for override in overrides:
         if clash := _overlapping(override.partition("=")[0], swept):
             raise UserError(f"override {override!r}: the runs of this sweep differ in {clash}; change the sweep file")
         apply_override(base, override)
-    specs = _specs(drafts, base, sweep.name)
+    specs = _specs(points, base, sweep.name)
     if len({spec.loss.base for spec in specs}) > 1:
         raise UserError(f"{tree.place(())}: loss.kind must be the same in all runs, or have its measures")
-    x = _axis(sweep, drafts, specs, tree)
-    # A curve is named by a preset and grid values, and by those of zip where they differ at one place on x.
-    named = {"", *(key for key in sweep.grid if not key.startswith("scale."))}
-    if x is not None and len({json.dumps(value, default=str) for value in sweep.zip.get(x, [0])}) == 1:
-        named |= set(sweep.zip)
-    named -= {"nodes", "seed", x}
+    x = _x_axis(sweep, points, specs, tree)
     runs = [
         SweepRun(
             name=name,
             spec=spec.model_copy(update={"name": name}),
-            nodes=draft.nodes or sweep.nodes,
-            curve=draft.curve or joined_name([pair for pair in draft.on_curve if pair[0] in named]),
-            changes={key: value for key, (value, _) in draft.values.items()},
-            fold=draft.fold,
+            nodes=point.nodes or sweep.nodes,
+            curve=curve,
+            changes={key: value for key, (value, _) in point.values.items()},
+            fold=point.fold,
         )
-        for draft, spec, name in zip(drafts, specs, _names(drafts), strict=True)
+        for point, spec, name, curve in zip(points, specs, _names(points), _curves(sweep, points, x), strict=True)
     ]
-    return Sweep(sweep.name, Path(specs[0].run_dir), tuple(runs), sweep.at_once, sweep.reference, base.values, x)
+    return Sweep(sweep.name, Path(specs[0].run_dir), tuple(runs), sweep.at_once, base.values, x)
 
 
-def _axis(sweep: SweepFile, drafts: Sequence[_Draft], specs: Sequence[Spec], tree: Tree) -> str | None:
+def _x_axis(sweep: SweepFile, points: Sequence[AxisPoint], specs: Sequence[Spec], tree: Tree) -> str | None:
     """Return the key of the figure's horizontal axis; None for the global batch, which it is where batches differ.
 
     Without a key of its own, a sweep has the first axis that has numbers, or the first, if every run changes it.
     """
-    changed = set.intersection(*(set(draft.values) for draft in drafts)) - {"seed", "data.train", "data.val"}
+    changed = set.intersection(*(set(point.values) for point in points)) - {"seed", "data.train", "data.val"}
     if sweep.x is not None:
         if sweep.x not in changed:
             got = f"must be a key that every run changes, and no seed or list, got {sweep.x}"
@@ -213,6 +192,23 @@ def _axis(sweep: SweepFile, drafts: Sequence[_Draft], specs: Sequence[Spec], tre
     return next((key for key in keys if all(map(is_number, axes[key]))), next(iter(keys), None))
 
 
+def _curves(sweep: SweepFile, points: Sequence[AxisPoint], x: str | None) -> list[str]:
+    """Return the curve of each run: its own, or the name of its preset and its values of the grid.
+
+    Values of zip name it, too, where they differ at one place on x.
+    """
+    telling = {"", *(key for key in sweep.grid if not key.startswith("scale."))}
+    if x is not None and len({json.dumps(value, default=str) for value in sweep.zip.get(x, [0])}) == 1:
+        telling |= set(sweep.zip)
+    telling -= {"nodes", "seed", x}
+    curves = []
+    for point in points:
+        parts = point.parts[:-1] if point.fold else point.parts
+        name = joined_name([part for part in parts if part[0] in telling])
+        curves.append(name if point.curve is None else point.curve)
+    return curves
+
+
 def is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
@@ -222,8 +218,13 @@ def sweep_texts(sweep: Sweep) -> dict[str, str]:
     base = dict(sweep.base) | {"run_dir": str(sweep.folder.absolute().parent)}
     kept = ("name", "nodes", "curve", "fold")
     runs = [{key: getattr(run, key) for key in kept} | dict(run.changes) for run in sweep.runs]
-    values: dict[str, Any] = {"name": sweep.name, "base": "base.yaml", "at_once": sweep.at_once, "x": sweep.x}
-    values |= {"runs": runs, "reference": sweep.reference and sweep.reference.model_dump(mode="json")}
+    values: dict[str, Any] = {
+        "name": sweep.name,
+        "base": "base.yaml",
+        "at_once": sweep.at_once,
+        "x": sweep.x,
+        "runs": runs,
+    }
     return {"base.yaml": to_yaml(base), "sweep.yaml": to_yaml(values)}
 
 
@@ -245,92 +246,96 @@ def _put(tree: Tree, key: str, value: Any, place: str, reserved: Sequence[str] =
     put(tree, key, copy.deepcopy(value), place)
 
 
-def _explicit_runs(sweep: SweepFile, tree: Tree) -> Iterator[_Draft]:
+def _explicit_runs(sweep: SweepFile, tree: Tree) -> Iterator[AxisPoint]:
     for i, entry in enumerate(sweep.runs):
-        at, given = ("runs", str(i)), entry.model_extra or {}
+        at = ("runs", str(i))
+        given = entry.model_extra or {}
         values = {key: (value, tree.place((*at, key))) for key, value in given.items()}
-        parts = tuple(given.items()) or ((("nodes", entry.nodes),) if entry.nodes else ())
-        yield _Draft(tree.place(at), values, parts, entry.nodes, entry.name, entry.curve, fold=entry.fold)
+        parts = list(given.items()) or ([("nodes", entry.nodes)] if entry.nodes else [])
+        yield AxisPoint(tree.place(at), parts, values, entry.nodes, entry.name, entry.curve, entry.fold)
 
 
-def _combinations(sweep: SweepFile, tree: Tree) -> Iterator[_Draft]:
-    """Yield every preset with every point of the grid with every row of zip, each in every fold."""
-    if not (sweep.presets or sweep.grid or sweep.zip or sweep.folds):
+def _combinations(sweep: SweepFile, tree: Tree) -> Iterator[AxisPoint]:
+    """Yield a run for each combination of a preset, a value of each key of the grid, a row of zip and a fold."""
+    grid = [_axis("grid", {key: values}, tree) for key, values in sweep.grid.items()]
+    rows = _axis("zip", sweep.zip, tree)
+    presets = [_preset(name, preset, tree) for name, preset in sweep.presets.items()]
+    folds = [] if sweep.folds is None else _folds(sweep.folds, tree.place(("folds",)))
+    _check_apart(sweep, tree, presets, folds)
+    axes = [axis for axis in (presets, *grid, rows, folds) if axis]
+    if not axes:
         return
-    places = _axis_places(sweep, tree)
-    presets = {name: _preset(name, preset, tree, places) for name, preset in sweep.presets.items()} or {"": {}}
-    rows = list(zip(*sweep.zip.values(), strict=True)) or [()]
-    folds = _folds(sweep, tree, [*places, *(key for values in presets.values() for key in values)])
-    count = len(presets) * math.prod(map(len, sweep.grid.values())) * len(rows) * len(folds)
+    count = math.prod(map(len, axes))
     if count > MOST_RUNS:
         raise UserError(f"{tree.place(('grid',))}: {count:,} runs; a sweep may have at most {MOST_RUNS:,}")
     place = tree.place((next(name for name in ("zip", "grid", "presets", "folds") if getattr(sweep, name)),))
-    # The first zip keys that tell the rows apart are enough for a name.
+    for points in itertools.product(*axes):
+        parts = [part for point in points for part in point.parts]
+        values = {key: value for point in points for key, value in point.values.items()}
+        nodes = next((point.nodes for point in points if point.nodes), None)
+        yield AxisPoint(place, parts, values, nodes, fold=points[-1].fold)
+
+
+def _axis(section: str, columns: Mapping[str, Sequence[Any]], tree: Tree) -> list[AxisPoint]:
+    """Return the points of keys that advance together, named by the first keys that tell them apart."""
+    for key, values in columns.items():
+        place = f"{tree.place((section, key))}: {section}.{key}"
+        first, expected = next(iter(columns.items()))
+        if key == "nodes" and not all(type(value) is int and value > 0 for value in values):
+            raise UserError(f"{place}: must be whole numbers above 0, got {values}")
+        if len(values) != len(expected):
+            raise UserError(f"{place}: must have as many values as {first}, {len(expected)}, got {len(values)}")
+    rows = list(zip(*columns.values(), strict=True))
     texts = [[json.dumps(value, default=str) for value in row] for row in rows]
-    most = len(sweep.zip)
-    telling = next((n for n in range(1, most) if len({tuple(row[:n]) for row in texts}) == len(rows)), most)
-    for (preset, of_preset), *point in itertools.product(presets.items(), *sweep.grid.values()):
-        on_grid, named = tuple(zip(sweep.grid, point, strict=True)), (("", preset),) if preset else ()
-        for row, (fold, of_fold) in itertools.product(rows, folds.items()):
-            in_step = tuple(zip(sweep.zip, row, strict=True))
-            given = {key: (value, places[key]) for key, value in (*on_grid, *in_step)}
-            nodes, _ = given.pop("nodes", (None, ""))
-            on_curve = (*named, *on_grid, *in_step[:telling])
-            parts = (*on_curve, *([("", fold)] if fold else []))
-            yield _Draft(place, of_preset | given | of_fold, parts, nodes, on_curve=on_curve, fold=fold)
+    numbers = range(1, len(columns))
+    telling = next((n for n in numbers if len({tuple(row[:n]) for row in texts}) == len(rows)), len(columns))
+    points = []
+    for row in rows:
+        given = dict(zip(columns, row, strict=True))
+        keys = {key: (value, tree.place((section, key))) for key, value in given.items() if key != "nodes"}
+        points.append(AxisPoint(tree.place((section,)), list(given.items())[:telling], keys, given.get("nodes")))
+    return points
 
 
-def _folds(sweep: SweepFile, tree: Tree, axes: Iterable[str]) -> dict[str, Values]:
-    """Return name -> values of each fold; one nameless fold without values where the sweep has none."""
-    if sweep.folds is None:
-        return {"": {}}
-    place = tree.place(("folds",))
-    part = next((part for part in Path(sweep.folds).parts if "{" in part), "")
-    numbers = re.fullmatch(r"[^{}]*\{(0|[1-9]\d{0,3})\.\.([1-9]\d{0,3})\}[^{}]*", part)
-    if numbers is None or int(numbers[1]) >= int(numbers[2]) or sweep.folds.count("{") > 1:
-        right = "the path of the folders with their numbers, such as folds/fold{1..5}"
-        raise UserError(f"{place}: folds: must be {right}, got {sweep.folds!r}")
-    if clash := _overlapping("data.train", axes) or _overlapping("data.val", axes):
-        raise UserError(f"{place}: folds: {clash} is given for some runs already; remove it here or there")
-    span, folds = f"{{{numbers[1]}..{numbers[2]}}}", {}
-    for number in range(int(numbers[1]), int(numbers[2]) + 1):
-        folder = Path(sweep.folds.replace(span, str(number)))
-        folds[_text(part.replace(span, str(number)))] = {
-            f"data.{name}": (str(folder / (name if (folder / name).is_dir() else f"{name}.csv")), place)
-            for name in ("train", "val")
-        }
-    return folds
-
-
-def _axis_places(sweep: SweepFile, tree: Tree) -> dict[str, str]:
-    """Check the axes of grid and zip; return key -> place of each."""
-    places: dict[str, str] = {}
-    for name, axes in (("grid", sweep.grid), ("zip", sweep.zip)):
-        for key, values in axes.items():
-            place = f"{tree.place((name, key))}: {name}.{key}"
-            if clash := _overlapping(key, places):
-                raise UserError(f"{place}: {clash} is an axis already")
-            if key == "nodes" and not all(type(value) is int and value > 0 for value in values):
-                raise UserError(f"{place}: must be whole numbers above 0, got {values}")
-            first, expected = next(iter(axes.items()))
-            if name == "zip" and len(values) != len(expected):
-                raise UserError(f"{place}: must have as many values as {first}, {len(expected)}, got {len(values)}")
-            places[key] = tree.place((name, key))
-    return places
-
-
-def _preset(name: str, preset: Preset, tree: Tree, axes: Iterable[str]) -> Values:
-    """Return the values of a preset. Raises UserError for a key that is an axis, too."""
-    values: Values = {}
+def _preset(name: str, preset: Preset, tree: Tree) -> AxisPoint:
+    """Return the point of a preset: the keys of the file that it extends, then its own."""
     at = ("presets", name)
+    values: Values = {}
     if preset.extends is not None:
         file = _read_relative(preset.extends, f"presets.{name}.extends", tree.place((*at, "extends")))
         values |= {".".join(path): (value, file.place(path)) for path, value in _leaves(file.values)}
     values |= {key: (value, tree.place((*at, key))) for key, value in (preset.model_extra or {}).items()}
-    for key, (_, place) in values.items():
-        if clash := _overlapping(key, axes):
-            raise UserError(f"{place}: {key}: {clash} is an axis already; remove it here or there")
-    return values
+    return AxisPoint(tree.place(at), [("", name)], values)
+
+
+def _folds(folders: str, place: str) -> list[AxisPoint]:
+    """Return a point for each of the numbered folders, with its lists."""
+    part = next((part for part in Path(folders).parts if "{" in part), "")
+    numbers = re.fullmatch(r"[^{}]*\{(0|[1-9]\d{0,3})\.\.([1-9]\d{0,3})\}[^{}]*", part)
+    if numbers is None or int(numbers[1]) >= int(numbers[2]) or folders.count("{") > 1:
+        right = "the path of the folders with their numbers, such as folds/fold{1..5}"
+        raise UserError(f"{place}: folds: must be {right}, got {folders!r}")
+    span = f"{{{numbers[1]}..{numbers[2]}}}"
+    points = []
+    for number in range(int(numbers[1]), int(numbers[2]) + 1):
+        folder = Path(folders.replace(span, str(number)))
+        fold = _text(part.replace(span, str(number)))
+        files = {name: name if (folder / name).is_dir() else f"{name}.csv" for name in ("train", "val")}
+        values = {f"data.{name}": (str(folder / file), place) for name, file in files.items()}
+        points.append(AxisPoint(place, [("", fold)], values, fold=fold))
+    return points
+
+
+def _check_apart(sweep: SweepFile, tree: Tree, presets: Sequence[AxisPoint], folds: Sequence[AxisPoint]) -> None:
+    """Raise UserError where a key is on two axes, or on one and its section on another."""
+    groups = [{key: tree.place((name, key))} for name in ("grid", "zip") for key in getattr(sweep, name)]
+    groups += [{key: place for point in axis for key, (_, place) in point.values.items()} for axis in (presets, folds)]
+    taken: list[str] = []
+    for group in groups:
+        for key, place in group.items():
+            if clash := _overlapping(key, taken):
+                raise UserError(f"{place}: {key}: {clash} is an axis already; remove it here or there")
+        taken += group
 
 
 def _overlapping(key: str, keys: Iterable[str]) -> str | None:
@@ -347,33 +352,33 @@ def _leaves(values: Mapping[str, Any], above: tuple[str, ...] = ()) -> Iterator[
             yield (*above, key), value
 
 
-def _specs(drafts: Sequence[_Draft], base: Tree, folder: str) -> list[Spec]:
+def _specs(points: Sequence[AxisPoint], base: Tree, folder: str) -> list[Spec]:
     """Return the runs' specs, each named `run` for now. Raises UserError where two are equal."""
     specs: list[Spec] = []
-    seen: dict[tuple[str, int | None], _Draft] = {}
-    for draft in drafts:
+    seen: dict[tuple[str, int | None], AxisPoint] = {}
+    for point in points:
         tree = copy.deepcopy(base)
-        put(tree, "name", "run", draft.place)
-        for key, (value, place) in draft.values.items():
+        put(tree, "name", "run", point.place)
+        for key, (value, place) in point.values.items():
             _put(tree, key, value, place)
         spec = spec_from_tree(tree)
         specs.append(spec.model_copy(update={"run_dir": str(Path(spec.run_dir) / folder)}))
-        twin = seen.setdefault((spec.model_dump_json(), draft.nodes), draft)
-        if twin is not draft:
-            both = f"{joined_name(twin.parts)} ({twin.place}) and {joined_name(draft.parts)}"
-            raise UserError(f"{draft.place}: {both} are one and the same run; a seed would tell them apart")
+        twin = seen.setdefault((spec.model_dump_json(), point.nodes), point)
+        if twin is not point:
+            both = f"{joined_name(twin.parts)} ({twin.place}) and {joined_name(point.parts)}"
+            raise UserError(f"{point.place}: {both} are one and the same run; a seed would tell them apart")
     return specs
 
 
-def _names(drafts: Sequence[_Draft]) -> list[str]:
+def _names(points: Sequence[AxisPoint]) -> list[str]:
     """Return the runs' names: their own, else the preset's and `key-value` for every key that distinguishes them."""
-    last = Counter(key.rpartition(".")[2] for key in {key for draft in drafts for key, _ in draft.parts})
+    last = Counter(key.rpartition(".")[2] for key in {key for point in points for key, _ in point.parts})
     in_full = {word for word, count in last.items() if count > 1}
     names: dict[str, str] = {}  # in small letters -> name, as the file system may ignore case
-    for draft in drafts:
-        name = draft.name or joined_name(draft.parts, in_full) or "base"
+    for point in points:
+        name = point.name or joined_name(point.parts, in_full) or "base"
         if name.casefold() in names:
-            raise UserError(f"{draft.place}: two runs have the name {name}; list them under runs, each with its name")
+            raise UserError(f"{point.place}: two runs have the name {name}; list them under runs, each with its name")
         names[name.casefold()] = name
     return list(names.values())
 

@@ -28,7 +28,8 @@ from summit_train.sweep.status import STARTED, read_rows, tables, to_start
 
 Jobs = Mapping[str, tuple[str, str]]  # run -> (id, state) of its last job
 
-_STOPPED, _INTERRUPTED = 85, 130
+_STOPPED = 85
+_INTERRUPTED = 130
 _STOP_STATUSES = (_STOPPED, 128 + signal.SIGTERM, _INTERRUPTED)
 
 
@@ -56,7 +57,10 @@ def plan_runs(
     """
     planned = []
     for run in sweep.runs:
-        spec, nodes, cost, gpus = run.spec, run.nodes, None, run.spec.scale.gpus
+        spec = run.spec
+        nodes = run.nodes
+        cost = None
+        gpus = run.spec.scale.gpus
         try:
             if site is None:
                 plan, _ = plan_run(spec, gpus or 1)
@@ -64,7 +68,8 @@ def plan_runs(
                 # The fewest ranks whose step takes no longer than on all of the site's.
                 accumulation = -(-(gpus or site.ranks) // site.ranks)
                 ranks = -(-(gpus or site.ranks) // accumulation)
-                (plan, _), nodes = plan_run(spec, ranks), 1
+                plan, _ = plan_run(spec, ranks)
+                nodes = 1
             elif nodes is None:
                 raise UserError("the number of nodes is missing; add nodes: N to the sweep or to this run")
             else:
@@ -80,7 +85,8 @@ def plan_runs(
 def planned_table(planned: Sequence[PlannedRun]) -> TextTable:
     rows = []
     for run in planned:
-        plan, cost = run.plan, run.cost
+        plan = run.plan
+        cost = run.cost
         jobs = f"{cost.jobs} x " if cost and cost.jobs > 1 else ""
         row = {
             "run": run.name,
@@ -122,9 +128,11 @@ def planned_values(sweep: Sweep, site: Site | None, planned: Sequence[PlannedRun
 def sweep_jobs(sweep: Sweep, site: Site, runs: Sequence[PlannedRun]) -> SweepJobs:
     """Return the jobs of the runs: one array if the scheduler has arrays and all have one node count."""
     as_one = site.batch.has_arrays and len({run.nodes for run in runs}) == 1
-    environment, jobs = staged_environment(site, sweep.folder.parent), []
+    environment = staged_environment(site, sweep.folder.parent)
+    jobs = []
     for group in [runs] if as_one else [[run] for run in runs]:
-        specs, costs = [run.spec for run in group], [run.cost for run in group if run.cost]
+        specs = [run.spec for run in group]
+        costs = [run.cost for run in group if run.cost]
         job = Job(
             name=group[0].name if len(group) == 1 else sweep.name,
             runs=tuple(spec.run_path.absolute() for spec in specs),
@@ -187,7 +195,8 @@ def submit_runs(sweep: Sweep, site: Site, planned: Sequence[PlannedRun], jobs: J
             last.append(ids[-1])
             cap = f", {sweep.at_once} at once" if sweep.at_once else ""
             nodes = counted(job.nodes, "node")
-            array, alone = f"job array {ids[0]} of {len(runs)} runs{cap}", f"job {' '.join(ids)} on {nodes}"
+            array = f"job array {ids[0]} of {len(runs)} runs{cap}"
+            alone = f"job {' '.join(ids)} on {nodes}"
             say(f"{job.name}: {array if job.is_array else alone}; the script is {script}")
     say(_job_table(site, to_submit))
     say(f"summit-train sweep {sweep.folder} --status    shows their state and writes the table")
@@ -196,7 +205,8 @@ def submit_runs(sweep: Sweep, site: Site, planned: Sequence[PlannedRun], jobs: J
 def run_here(sweep: Sweep, site: Site, planned: Sequence[PlannedRun], jobs: Jobs) -> int:
     """Run the missing and failed runs one after another; return 0, 1 if any failed, 85 or 130 if asked to stop."""
     runs = _runs_to_start(sweep, planned, jobs)
-    began, num_failed = time.monotonic(), 0
+    began = time.monotonic()
+    num_failed = 0
     for i, run in enumerate(runs, 1):
         say(f"[{i}/{len(runs)}] {run.name}: {counted(run.plan.total_steps, 'step')}, {counted(run.plan.ranks, 'rank')}")
         start = time.monotonic()
@@ -206,13 +216,13 @@ def run_here(sweep: Sweep, site: Site, planned: Sequence[PlannedRun], jobs: Jobs
         write_text(script.with_name(STARTED), "")
         # One rank needs no MPI, and so not the script.
         status, signals = _run_command(alone if run.plan.ranks == 1 else ["bash", str(script)])
-        row = next(row for row in write_sweep(sweep, jobs) if row["name"] == run.name)
+        row = next(row for row in write_sweep(sweep, jobs) if row.name == run.name)
         if signals or status in _STOP_STATUSES:
             say(f"{sweep.name}: stopped at {run.name}; start the sweep again to continue there")
             return _INTERRUPTED if signal.SIGINT in signals or status == _INTERRUPTED else _STOPPED
         num_failed += status != 0
         main = sweep.measures.main
-        measured = f"{main.name} {mean_std(row[main.key], row[f'{main.key}_std'])}"
+        measured = f"{main.name} {mean_std(row.of(main.key), row.of(f'{main.key}_std'))}"
         outcome = f"failed with exit status {status}" if status else measured
         now = time.monotonic()
         left = f"; about {duration((now - began) / i * (len(runs) - i))} left" if i < len(runs) else ""
@@ -226,7 +236,7 @@ def _runs_to_start(sweep: Sweep, planned: Sequence[PlannedRun], jobs: Jobs) -> l
     """Return the failed and missing runs, name the others, and write the sweep into its folder."""
     rows = read_rows(sweep, jobs)
     names = set(to_start(rows))
-    others = [f"{row['name']} ({row['state']})" for row in rows if row["name"] not in names]
+    others = [f"{row.name} ({row.state})" for row in rows if row.name not in names]
     if others:
         say(f"{sweep.name}: not started again: {', '.join(others)}")
     for name, text in sweep_texts(sweep).items():

@@ -7,6 +7,7 @@ from collections.abc import Generator, Iterator
 from contextlib import ExitStack, closing
 
 from summit_train.core.errors import RunFailed, describe, is_bug
+from summit_train.core.run_log import CheckpointRecord
 from summit_train.core.text import counted
 from summit_train.core.watch import Stopped, StopRequest
 from summit_train.data.batches.loader import MicroBatch
@@ -137,4 +138,4 @@ def save(run: Run, log: RunLog | None, step: int) -> None:
     began = time.perf_counter()
     run.save(step)
     if log is not None:
-        log.write("checkpoint", step=step, seconds=time.perf_counter() - began)
+        log.write(CheckpointRecord(step=step, seconds=time.perf_counter() - began))

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from summit_train.core.errors import AgreedError
+from summit_train.core.run_log import AverageRecord, StepRecord, TrustRatioRecord
 from summit_train.core.watch import Stopped
 from summit_train.data.batches.loader import Batches, MicroBatch
 from summit_train.plan import BatchSize
@@ -100,7 +101,7 @@ class Records(AbstractContextManager["Records"]):
         noise = {} if vote.squares is None else run.noise.add(vote.squares)
         if (log := self.log) is not None:
             step_s = clips.timer.start.seconds_to(launched.end)
-            log.step(
+            record = StepRecord(
                 step=number,
                 epoch=epoch,
                 loss=vote.loss,
@@ -109,17 +110,18 @@ class Records(AbstractContextManager["Records"]):
                 step_s=step_s,
                 data_wait_s=vote.data_wait_s,
                 top1=vote.top1,
-                skipped=int(vote.skipped),
+                skipped=vote.skipped,
                 bad_clips=run.bad_clips.total,
                 **noise,
             )
+            log.step(record)
             if (warning := run.health.of_step(number, vote.loss)) is not None:
                 log.warn(number, warning)
             if (averaging := result.averaging) is not None:
                 seconds = averaging.start.seconds_to(averaging.end)
-                log.write("average", step=number, epoch=epoch, seconds=seconds, bytes=averaging.num_bytes)
+                log.write(AverageRecord(step=number, epoch=epoch, seconds=seconds, bytes=averaging.num_bytes))
             if result.ratios is not None and not vote.skipped and number % self._ratio_every == 0:
-                log.write("trust_ratio", step=number, ratios=result.ratios.read())
+                log.write(TrustRatioRecord(step=number, ratios=result.ratios.read()))
         return Requests(vote.stop, vote.checkpoint)
 
     def _check(self, launched: LaunchedStep, vote: Vote) -> None:

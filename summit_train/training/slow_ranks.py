@@ -21,6 +21,7 @@ import torch
 from summit_train.core.comm.launch import node_name
 from summit_train.core.errors import UserError
 from summit_train.core.run_folder import EXCLUDE_SLOW, name_bad_nodes, spares
+from summit_train.core.run_log import RankTimesRecord, SlowRankRecord
 from summit_train.training.metrics import RunLog
 from summit_train.training.run import Run
 from summit_train.training.timer import StepTimer
@@ -130,8 +131,8 @@ class SlowRanks:
         wait()
         slow = self._detector.add([RankTimes(*row) for row in table.tolist()])
         if (log := self._log) is not None:
-            rows = dict(zip(("compute_s", "data_wait_s"), table.T.tolist(), strict=True))
-            log.write("rank_times", step=step, **{key: [float(f"{s:.3g}") for s in row] for key, row in rows.items()})
+            compute_s, data_wait_s = (tuple(float(f"{s:.3g}") for s in row) for row in table.T.tolist())
+            log.write(RankTimesRecord(step=step, compute_s=compute_s, data_wait_s=data_wait_s))
         if slow:
             self._report(step, slow)
 
@@ -143,7 +144,7 @@ class SlowRanks:
             return
         for report in slow:
             who, node = ranks[report.rank]
-            log.write("slow_rank", step=step, host=node, **asdict(report))
+            log.write(SlowRankRecord(step=step, host=node, **asdict(report)))
             text = report.text(who, world.size, step)
             log.warn(step, text)
             if self._spares > 0:

@@ -15,6 +15,7 @@ from summit_train.core.machine import warn_untested
 from summit_train.core.processes import seconds_alive
 from summit_train.core.result import warn
 from summit_train.core.run_folder import RunLock, remove_half_written, script_began, wait_for_lock
+from summit_train.core.run_log import MoreEpochsRecord, StartRecord
 from summit_train.core.session import session
 from summit_train.core.text import from_json
 from summit_train.core.watch import Watchdog
@@ -77,8 +78,9 @@ def begin_log(run: Run) -> Iterator[RunLog | None]:
     _write_environment(run, dict(nodes), [host for host, _ in nodes])
     with RunLog(folder, spec.name, run.start_step, run.plan.total_steps) as log:
         if extension is not None and run.start_step == run.decisions.line:
-            log.write("more_epochs", **{"from": extension.before, "to": extension.after}, step=run.start_step)
-        log.write("start", step=run.start_step, ranks=world.size, startup_s=seconds_alive(), job=script_began())
+            log.write(MoreEpochsRecord(before=extension.before, after=extension.after, step=run.start_step))
+        since = seconds_alive()
+        log.write(StartRecord(step=run.start_step, ranks=world.size, startup_s=since, job=script_began()))
         for note in run.notes:
             log.say(note)
         yield log

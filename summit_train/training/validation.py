@@ -6,6 +6,7 @@ import math
 import time
 from typing import Any
 
+from summit_train.core.run_log import BatchRecord, EarlyStopRecord, EvalRecord
 from summit_train.core.text import counted
 from summit_train.core.watch import StopRequest
 from summit_train.evaluation.evaluation import build_scorer
@@ -45,21 +46,27 @@ def _record(run: Run, log: RunLog, epoch: int, decided: Decided) -> None:
     spec = run.spec.schedule.early_stop
     decisions = run.decisions
     if decided.stops and spec is not None:
-        about = {"measure": spec.measure, "best": decisions.stop_best_value, "best_epoch": decisions.stop_best_epoch}
-        log.write("early_stop", epoch=epoch, step=epoch * run.plan.steps_per_epoch, **about)
+        record = EarlyStopRecord(
+            epoch=epoch,
+            step=epoch * run.plan.steps_per_epoch,
+            measure=spec.measure,
+            best=decisions.stop_best_value,
+            best_epoch=decisions.stop_best_epoch,
+        )
+        log.write(record)
         waited = counted(epoch - decisions.stop_best_epoch, "epoch")
         best = f"the best {spec.measure}, {decisions.stop_best_value:.4g}, is that of epoch {decisions.stop_best_epoch}"
         log.say(f"epoch {epoch}: stops early, {waited} without improvement: {best}")
     if (growth := decided.growth) is not None:
         size = growth.after.clips_per_gpu
         batch = growth.after.global_batch
-        numbers = {"accuracy": growth.accuracy, "best": growth.best}
-        log.write("batch", epoch=epoch, clips_per_gpu=size, global_batch=batch, **numbers)
+        accuracy = growth.accuracy
+        log.write(BatchRecord(epoch=epoch, clips_per_gpu=size, global_batch=batch, accuracy=accuracy, best=growth.best))
         before = counted(growth.before.clips_per_gpu, "clip")
         steps = counted(growth.after.steps_per_epoch, "step")
         grown = f"grows from {before} to {size:,}, {steps} an epoch"
         change = grown if growth.after != growth.before else f"stays at {before}"
-        accuracies = f"{growth.accuracy:.2f} %, best before {growth.best:.2f} %"
+        accuracies = f"{accuracy:.2f} %, best before {growth.best:.2f} %"
         log.say(f"epoch {epoch}: batch of a learner {change} ({accuracies})")
 
 
@@ -90,9 +97,18 @@ def validate(run: Run, log: RunLog | None, stop: StopRequest, epoch: int) -> Val
     measures = run.world.from_first(values)  # the user's code may fail in it
     if log is not None and scores is not None:
         is_streamed = spec.evaluate.mode == "stream"
-        clips = {"videos": len(scores.videos), "clips": None if is_streamed else 1}
         step = epoch * run.plan.steps_per_epoch
-        log.write("eval", epoch=epoch, step=step, **measures, **clips, seconds=time.perf_counter() - began)
+        record = EvalRecord(
+            epoch=epoch,
+            step=step,
+            measures={key: value for key, value in measures.items() if key not in ("val_loss", "classes")},
+            val_loss=measures["val_loss"],
+            classes=tuple(measures["classes"]),
+            videos=len(scores.videos),
+            clips=None if is_streamed else 1,
+            seconds=time.perf_counter() - began,
+        )
+        log.write(record)
         log.say(f"epoch {epoch}: {_text(run, scores, measures, is_streamed=is_streamed)}")
         if (warning := run.health.of_validation(step, scores, run.val_set.manifest.class_names)) is not None:
             log.warn(step, warning)

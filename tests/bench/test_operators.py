@@ -11,7 +11,7 @@ import torch
 from torch.autograd import DeviceType
 from torch.autograd.profiler_util import FunctionEvent
 
-from summit_train.bench.measure import Place
+from summit_train.bench.measure import Context
 from summit_train.bench.steps import experiment_of
 from summit_train.core.comm import World
 from summit_train.data.video.encode import write_video
@@ -61,7 +61,7 @@ def test_a_gpu_is_busy_in_the_union_of_what_ran() -> None:
 def test_a_step_on_a_cpu_is_profiled() -> None:
     keys = ["scale.gpus=1", "scale.clips_per_gpu=2", "model.width=0.125", "data.crop=32"]
     experiment = experiment_of(load_spec(shipped("configs/motion") / "tsm.yaml", keys), 1, synthetic=True)
-    seconds, busy = operators.profiled(experiment, 1, Place(World(), torch.device("cpu"), print))
+    seconds, busy = operators.profiled(experiment, 1, Context(World(), torch.device("cpu"), print))
     assert {CONVOLUTIONS, "optimizer and gradient norm", "pooling"} <= set(map(operators.group_of, seconds))
     assert 0 < sum(seconds.values()) < 10 and busy is None
 

@@ -1,11 +1,10 @@
-"""`bench step`, `table1`, `fig3 b` and `loader` on tiny networks: what is measured fits together.
+"""`bench step` and `loader` on tiny networks: what is measured fits together.
 
 How long anything takes is never asked.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Callable
@@ -17,7 +16,6 @@ import pytest
 import torch
 
 from summit_train.__main__ import main
-from summit_train.bench.figure3 import PAPERS, add_networks, table_1_text
 from summit_train.bench.loader import PARTS, verdict
 from summit_train.bench.measure import Turns, training_multiply_adds
 from summit_train.bench.steps import (
@@ -34,7 +32,6 @@ from summit_train.core.watch import Watchdog
 from summit_train.models import build_model
 from summit_train.models.fast import accelerate
 from summit_train.plan import make_plan
-from summit_train.scaling.published import label_of, table_1_row
 from summit_train.spec import load_spec
 from summit_train.training.timer import PHASES
 from tests.bench.conftest import SHORT, TINY, Bench
@@ -165,55 +162,6 @@ def test_step_on_three_ranks_one_of_which_has_two_virtual_gpus(write_spec: Write
     _check_step(spec, 3e9)  # of all ranks
     assert (spec["ranks"], spec["accumulation"], len(spec["repeats_s"])) == (3, 2, 3)
     assert spec["phases_s"]["allreduce"]["min"] > 0
-
-
-@pytest.fixture
-def specs(write_spec: WriteSpec) -> list[str]:
-    return [str(write_spec("one")), str(write_spec("other", model={"arch": "tsn"}))]
-
-
-def test_table_1_of_other_networks(specs: list[str], bench: Bench, tmp_path: Path) -> None:
-    out = tmp_path / "table1.png"
-    values = bench("table1", "--specs", *specs, "--batch", "3", "--peak", "1e9", "--out", str(out), *SHORT)
-    for row in values["rows"]:
-        assert (row["parameters"], row["multiply_adds"]) == (TINY.parameters, TINY.multiply_adds)
-        assert row["published"] is None and row["input_bytes"] == 4 * 3 * 32**2
-        assert row["clips_per_second"]["max"] == pytest.approx(3 / row["pass_s"]["min"])
-        assert row["utilisation"]["max"] == pytest.approx(3 * TINY.multiply_adds / row["pass_s"]["min"] / 1e9)
-    assert values["rows"][1]["relative_throughput"] == {"min": 1, "median": 1, "max": 1}
-    assert out.read_bytes().startswith(b"\x89PNG") and json.loads((tmp_path / "table1.json").read_text()) == values
-    values["rows"][0]["published"] = table_1_row(load_spec("configs/kinetics/tsm_r50_8f.yaml"))
-    below = table_1_text(values).splitlines()[6].split()
-    assert below == ["the", "paper", "24.3", "M", "33", "G", "27.4", "k", "84.8", "2.0", "x", "2.02", "x"]
-
-
-def test_the_papers_values_are_those_of_the_papers_networks_alone() -> None:
-    add_networks(parser := argparse.ArgumentParser())
-    paths = parser.get_default("specs")
-    assert paths == [f"shipped:kinetics/{name}" for name in PAPERS]
-    published = [table_1_row(load_spec(path)) for path in paths]
-    assert [row and row["clips_per_second"] for row in published] == [63.1, 41.9, 84.8]
-    for other in ("data.crop=112", "model.non_local=tsm"):
-        assert table_1_row(load_spec(paths[2], [other])) is None
-    assert label_of(load_spec(paths[2])) == "TSM, 8 frames"
-
-
-@pytest.mark.parametrize("measured", [True, False])
-def test_figure_3b_takes_the_wait_from_the_step_or_from_a_rate(
-    measured: bool, specs: list[str], bench: Bench, tmp_path: Path
-) -> None:
-    words = ["fig3", "b", "--specs", *specs, "--batch", "2", "--out", str(tmp_path / "b.svg"), *SHORT]
-    values = bench(*words, *([] if measured else ["--frames-per-second", "1"]))
-    for row, spec in zip(values["rows"], values["steps"], strict=True):
-        assert row["step_s"] == pytest.approx(row["busy_s"] + row["data_wait_s"])
-        assert (row["clips_per_step"], row["frames_per_step"]) == (2, 8)
-        if measured:
-            assert row["data_wait_s"] == spec["phases_s"]["data_wait"]["median"] > 0
-        else:
-            assert row["step_s"] == pytest.approx(8)  # 8 frames at one a second
-    assert values["bench"] == "fig3b"
-    assert values["projection"] is not measured and ("PROJECTION" in values["source"]) is not measured
-    assert b"wait for data" in (tmp_path / "b.svg").read_bytes()
 
 
 FEW = ("--clips", "3", "--repeats", "2", "--workers", "1")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from summit_train.data.manifest import ManifestRow, read_manifest, write_manifest
+from summit_train.data.manifest import ManifestRow, write_manifest
 from summit_train.data.manifest.reading import read_rows
 from summit_train.data.motion import MotionSet, write_motion_set
 from tests.worlds import Say, refused
@@ -55,7 +55,7 @@ def test_the_text_counts_the_pairs_and_the_clips(lists: tuple[Path, Path], say: 
 @pytest.mark.parametrize("times", [1, 2])
 def test_one_list_is_searched_for_clips_that_it_has_twice(lists: tuple[Path, Path], say: Say, times: int) -> None:
     both = lists[0].with_name("both.csv")
-    write_manifest(both, [row for path in lists for row in read_rows(read_manifest(path))])
+    write_manifest(both, [row for path in lists for row in read_rows(path)[1]])
     status, out, _ = say("data", "compare", *[both] * times, "--workers", 0, "--json")
     found = json.loads(out)
     pairs = [(one["by"], Path(one["a"]["path"]).name, Path(one["b"]["path"]).name) for one in found["pairs"]]
@@ -70,7 +70,7 @@ def test_one_list_is_searched_for_clips_that_it_has_twice(lists: tuple[Path, Pat
     [
         (("--near", "7"), "--near was removed: copies are found by path and by SHA-256; leave it out"),
         (("--near",), "--near was removed"),
-        (("c.csv",), "data compare takes one list or two, got 3"),
+        (("c.csv",), "LIST must be one list or two, got 3"),
         (("--root", "x", "y", "z"), "--root must be one folder, or one for A and one for B, got 3"),
     ],
 )

@@ -63,7 +63,7 @@ def test_index_of_nothing_usable_writes_nothing(tmp_path: Path, say: Say) -> Non
     (tmp_path / "set/a").mkdir(parents=True)
     (tmp_path / "set/a/a.mp4").write_text("x")
     status, out, err = say("data", "index", tmp_path / "set", "--out", tmp_path / "list.csv", "--workers", 0)
-    assert status == 2 and "a.mp4: is not a video" in out and "contains no video that can be used" in err
+    assert status == 2 and "a.mp4: is not a video" in out and "must have a video that can be used, got none" in err
     assert not (tmp_path / "list.csv").exists()
 
 
@@ -182,10 +182,10 @@ def test_folds_and_generated_sets_do_not_replace_others(spans: Path, say: Say) -
     assert say("data", "split", spans, out, "--folds", 3)[0] == 0
     before = {path: path.read_bytes() for path in out.rglob("*.*")}
     status, _, err = say("data", "split", spans, out, "--folds", 2, "--seed", 1)
-    assert status == 2 and f"{out}/fold1: already exists; split into another folder" in err
+    assert status == 2 and f"{out}/fold1: must not exist yet; split into another folder" in err
     (out / "val.csv").write_text("path,label\n")
     status, _, err = say("data", "motion", out, "--train", 4, "--val", 4)
-    assert status == 2 and f"{out}/val.csv: already exists; make the set in another folder" in err
+    assert status == 2 and f"{out}/val.csv: must not exist yet; make the set in another folder" in err
     assert {path: path.read_bytes() for path in before} == before and not (out / "videos").exists()
 
 
@@ -194,12 +194,12 @@ def test_scan_refuses_what_is_all_missing_and_packed_sets(spans: Path, say: Say)
     spans.write_text("path,label\n1.mp4,0\n2.mp4,1\n")
     words = ["--out", spans.parent / "bad.csv", "--workers", 0]
     status, _, err = say("data", "scan", spans, "--root", spans.parent / "empty", *words)
-    assert status == 2 and f"{spans.parent}/empty: has none of the 2 videos of {spans}; try another --root" in err
+    assert status == 2 and f"/empty: must have the 2 videos of {spans}, got none; try another --root" in err
     spans.write_text("path,label\na.mp4,0\n")
     assert say("data", "pack", spans, spans.parent / "packed", "--kind", "bytes", "--workers", 0)[0] == 0
     for what in ("scan", "index"):
         status, _, err = say("data", what, spans.parent / "packed", *words)
-        assert status == 2 and f"{spans.parent}/packed: is a packed set" in err
+        assert status == 2 and f"{spans.parent}/packed: must be a list or a folder, got a packed set" in err
     assert not list(spans.parent.glob("*bad*"))
 
 

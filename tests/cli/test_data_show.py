@@ -145,7 +145,7 @@ def test_the_clips_of_a_run_begin_with_the_lowest_score(scored: Path, tmp_path: 
     assert frames.mean((1, 2, 3)).tolist() == pytest.approx([80, 90, 100, 110], abs=4)  # 4 neighbours, in the middle
     (tmp_path / "list.csv").write_text("path,label\nd.mp4,0\n")
     what = refused(say("data", "show", tmp_path / "list.csv", "--run", run, "--out", page))
-    assert "list.csv: has none of the videos that" in what
+    assert "list.csv: must have videos that" in what
 
 
 def test_of_a_stream_one_clip_is_shown(scored: Path, tmp_path: Path, say: Say) -> None:
@@ -173,7 +173,7 @@ def test_of_several_classes_a_caption_says_what_is_wrong(scored: Path, tmp_path:
 def test_a_list_whose_classes_are_not_those_of_the_run_is_refused(scored: Path, tmp_path: Path, say: Say) -> None:
     (tmp_path / "classes.txt").write_text("run\nhop\nskip\n")
     what = refused(say("data", "show", tmp_path / "list.csv", "--run", scored, "--out", tmp_path / "page.html"))
-    assert "do not have the same classes" in what and "only in their order" in what
+    assert "must have the same classes" in what and "differ in their order" in what
 
 
 def test_a_run_of_another_task_is_refused(scored: Path, tmp_path: Path, say: Say) -> None:

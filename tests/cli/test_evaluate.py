@@ -246,7 +246,7 @@ def test_classes_of_other_names_are_refused(run: Path, motion_set: Path, tmp_pat
     (tmp_path / "val.csv").write_text("path,label\nvideos/val_000000.mp4,0\n")
     status, output = command(ranks, "eval", str(run), f"data.val={tmp_path}/val.csv", f"data.root={motion_set}")
     assert status == 2 and "MPI_ABORT" not in output, output
-    assert "do not have the same classes" in output and "only in their order" in output
+    assert "must have the same classes" in output and "differ in their order" in output
 
 
 def test_a_folder_that_is_no_run_is_named(say: Say, tmp_path: Path) -> None:

@@ -169,8 +169,8 @@ def help_words() -> str:
         yield parser.prog.removeprefix("summit-train")
         for action in parser._actions:
             if isinstance(action, argparse._SubParsersAction):
-                for command in action.choices.values():
-                    yield from commands(command)
+                for listed in action._choices_actions:  # without those that were removed
+                    yield from commands(action.choices[listed.dest])
 
     lines = []
     for command in commands(_parser(["completion"])[0]):  # which has the arguments of all

@@ -224,13 +224,12 @@ REFUSALS = [
     ("lists", "lists: has a.csv, b.csv; name two of them train.csv and val.csv, or leave one"),
     ("apart", "apart/list.csv:2: videos/train_000000.mp4 is not in apart; move the list"),
     ("few", "few: cannot be split into training and validation clips; each class needs at least two clips"),
-    ("few", "column group: the class 'a' has clips in 1 of 2 groups, so it cannot be on both sides"),
+    ("few", "column group: the class 'a' must have clips in 2 groups to be on both sides of each of 2 folds, got 1 of"),
     ("sets", "sets: has test and train, which are sets of clips and not classes; rename them to train and val"),
     ("parts", "parts: has Training and validation, which are sets of clips and not classes; rename them to"),
     (
         "lacks",
-        "lacks/val and lacks/train do not have the same classes, so their labels mean different things: they "
-        "differ in 'b'",
+        "lacks/val and lacks/train must have the same classes, as labels are their places; they differ in 'b'",
     ),
     ("$HOME", "$HOME: a spec cannot name this folder"),
     ("set --from sites/summit", "--from must be a spec or a preset, got the site sites/summit"),

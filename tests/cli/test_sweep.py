@@ -124,7 +124,7 @@ def test_folds_with_other_classes_are_refused_before_a_run_starts(
             write_classes(folder, names)
     base = write_sweep("folds: folds/fold{1..3}\n", data={"root": str(motion_set), "train": "", "val": ""})
     wrong = refused(say("sweep", str(base), "--dry-run"))
-    assert "folds/fold2/train.csv and folds/fold3/train.csv do not have the same classes" in wrong
+    assert "folds/fold2/train.csv and folds/fold3/train.csv must have the same classes" in wrong
     base.write_text(base.read_text().replace("3}", "2}"))
     assert say("sweep", str(base), "--dry-run")[0] == 0
 

@@ -9,20 +9,23 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from summit_train.__main__ import main
 from summit_train.cli import doctor as command
 from summit_train.cluster import doctor
-from summit_train.cluster.doctor import Check, Status, available_cpus, check_disk
-from summit_train.core import processes
+from summit_train.cluster.doctor import available_cpus, check_disk
+from summit_train.cluster.probe import GIB, MPI_LIBRARY, Check, Status, judge_gpus, judge_horovod, probe_torch
+from summit_train.core import machine, processes
 from summit_train.core.comm import open_world
 from summit_train.core.comm.launch import this_launch
 from summit_train.core.errors import RunFailed, UserError
 from summit_train.core.processes import ROOT_ALLOWED, find_mpirun, mpirun_command, refuses_root
-from tests.worlds import environment, forked
+from tests.worlds import PATIENCE_S, environment, forked
 
 NO_HOROVOD = pytest.mark.skipif(importlib.util.find_spec("horovod") is None, reason="no Horovod; make setup builds it")
 AV = """
@@ -58,10 +61,8 @@ def test_what_this_machine_has_is_found(name: str, status: str, found: str) -> N
 
 def test_a_torch_that_is_too_new_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     """As another package may install it."""
-    probe = doctor.PROBES["torch"]
-    program = f"from summit_train.core import machine\nmachine.TESTED_TORCH = '1.0', '2.1'\n{probe.program}"
-    monkeypatch.setitem(doctor.PROBES, "torch", probe._replace(program=program))
-    check = doctor.check("torch")
+    monkeypatch.setattr(machine, "TESTED_TORCH", ("1.0", "2.1"))
+    check = probe_torch()
     assert check.status == "warn" and "pip install 'torch==2.1.*'" in check.fix
 
 
@@ -100,35 +101,38 @@ def test_kernels_that_cannot_be_loaded_are_a_warning(monkeypatch: pytest.MonkeyP
 
 
 HOROVOD = {"version": "0.28.1", "mpi": True, "nccl": False, "gpus": 0, "torch": "2.13.0", "built_for": "1.13.1"}
-V100 = {"name": "Tesla V100", "memory": 16 * doctor.GIB, "capability": [7, 0]}
+V100 = {"name": "Tesla V100", "memory": 16 * GIB, "capability": [7, 0]}
 GPUS = {"cuda": "13.0", "nccl": [2, 29, 7], "devices": [V100, V100]}
 TWO_V100 = "2 x Tesla V100 (16 GiB); CUDA 13.0, NCCL 2.29.7"
 
 
 @pytest.mark.parametrize(
-    ("name", "facts", "status", "found", "fix"),
+    ("judge", "facts", "status", "found", "fix"),
     [
-        ("horovod", HOROVOD, "fail", "0.28.1, built with MPI for torch 1.13.1",
+        (judge_horovod, HOROVOD, "fail", "0.28.1, built with MPI for torch 1.13.1",
          "torch 2.13.0 is installed: run `summit-train build-horovod`"),
-        ("horovod", HOROVOD | {"built_for": "2.13.0", "gpus": 1}, "warn", "0.28.1, built with MPI for torch 2.13.0",
+        (judge_horovod, HOROVOD | {"built_for": "2.13.0", "gpus": 1}, "warn", "0.28.1, built with MPI for torch 2.13.0",
          "gradients go through the host"),
-        ("gpus", GPUS | {"archs": ["sm_75", "sm_80", "sm_90"]}, "fail", TWO_V100, "no code for Tesla V100"),
-        ("gpus", GPUS | {"archs": ["sm_70"]}, "ok", TWO_V100, ""),
-        ("gpus", GPUS | {"archs": ["sm_90", "compute_60"]}, "ok", TWO_V100, ""),
+        (judge_gpus, GPUS | {"archs": ["sm_75", "sm_80", "sm_90"]}, "fail", TWO_V100, "no code for Tesla V100"),
+        (judge_gpus, GPUS | {"archs": ["sm_70"]}, "ok", TWO_V100, ""),
+        (judge_gpus, GPUS | {"archs": ["sm_90", "compute_60"]}, "ok", TWO_V100, ""),
     ],
 )  # fmt: skip
-def test_facts_are_judged(name: str, facts: processes.Facts, status: str, found: str, fix: str) -> None:
-    judged = doctor.PROBES[name].judge(facts)
-    assert judged[:2] == (status, found) and fix in judged[2]
+def test_facts_are_judged(
+    judge: Callable[..., Check], facts: processes.Facts, status: str, found: str, fix: str
+) -> None:
+    check = judge(**facts)
+    assert (check.status, check.found) == (status, found) and fix in check.fix
 
 
 def test_a_gpu_that_torch_does_not_see(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    judge, none = doctor.PROBES["gpus"].judge, {"cuda": None, "archs": [], "nccl": None, "devices": []}
+    none: dict[str, Any] = {"cuda": None, "archs": [], "nccl": None, "devices": []}
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert judge(none) == ("ok", "none; training runs on the CPU", "")
+    assert judge_gpus(**none) == Check("gpus", "ok", "none; training runs on the CPU")
     program(tmp_path, "nvidia-smi", 'echo "GPU 0: NVIDIA H200 (UUID: GPU-1)"')
-    status, found, fix = judge(none)
-    assert (status, found) == ("warn", "GPU 0: NVIDIA H200, which torch does not see") and "built for the CPU" in fix
+    check = judge_gpus(**none)
+    assert (check.status, check.found) == ("warn", "GPU 0: NVIDIA H200, which torch does not see")
+    assert "built for the CPU" in check.fix
 
 
 @NO_HOROVOD
@@ -143,14 +147,11 @@ def test_two_ranks_of_torchrun_allreduce(monkeypatch: pytest.MonkeyPatch) -> Non
     assert check == Check("allreduce, 2 ranks by torch", "ok", "the sum and the gather of torch (gloo) are right")
 
 
-ALONE = json.dumps({"by": "Horovod and mpi4py", "size": 1, "total": 1.0, "gathered": [0]})
-
-
 @pytest.mark.parametrize(
     ("script", "found", "fix"),
     [
-        # What ranks say that an mpirun of another MPI started: each believes to be alone.
-        (f"echo '{ALONE}'\necho '{ALONE}'", "'size': 1", "different MPIs"),
+        # Ranks that an mpirun of another MPI starts: each believes to be alone.
+        ('[ "$1" = --version ] && exit\nshift 2\n"$@"\nexec "$@"', "'size': 1", "different MPIs"),
         ('[ "$1" = --version ] && exit\nexec sleep 60', "no answer within 0.5 s", "fix what fails above"),
     ],
 )
@@ -159,7 +160,7 @@ def test_an_mpirun_of_another_mpi_or_one_that_hangs_fails(
 ) -> None:
     mpirun = program(tmp_path, "mpirun", script)
     monkeypatch.setattr(processes, "find_mpirun", lambda: mpirun)
-    monkeypatch.setattr(doctor, "ANSWER_S", 0.5)
+    monkeypatch.setattr(doctor, "ANSWER_S", 0.5 if "sleep" in script else PATIENCE_S)
     check = doctor.check_allreduce()
     assert check.status == "fail" and found in check.found and fix in check.fix
 
@@ -167,7 +168,7 @@ def test_an_mpirun_of_another_mpi_or_one_that_hangs_fails(
 def test_parts_of_one_mpi_are_not_taken_for_another() -> None:
     mpis = ["/usr/lib/libmpi.so.40.30.4", "/opt/mpich/lib/libmpich.so.12", "/opt/ibm/lib/libmpi_ibm.so.3"]
     parts = ["/usr/lib/libmpi_cxx.so.40", "/usr/lib/libmpifort.so.12", "/usr/lib/libmpi_usempif08.so.40"]
-    assert [path for path in mpis + parts if re.search(doctor.MPI_LIBRARY, path)] == mpis
+    assert [path for path in mpis + parts if re.search(MPI_LIBRARY, path)] == mpis
 
 
 def test_an_mpirun_that_refuses_root_says_what_it_needs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -286,7 +287,7 @@ def test_disk_is_looked_at_where_the_folder_will_be(tmp_path: Path, monkeypatch:
     assert check.status in ("ok", "warn") and str(tmp_path / "not" / "yet") in check.found
     (tmp_path / "file").write_text("")
     assert check_disk("disk", tmp_path / "file" / "runs").status == "fail"
-    usage = shutil.disk_usage(tmp_path)._replace(free=doctor.GIB // 2)
+    usage = shutil.disk_usage(tmp_path)._replace(free=GIB // 2)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
     assert check_disk("disk", tmp_path).status == "fail"
 

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from summit_train.cluster import doctor_site
-from summit_train.cluster.doctor import Check
 from summit_train.cluster.doctor_site import (
     check_account,
     check_host_python,
@@ -21,6 +20,7 @@ from summit_train.cluster.doctor_site import (
     check_shared,
     examine_site,
 )
+from summit_train.cluster.probe import Check
 from summit_train.cluster.scheduler import user_name
 from summit_train.cluster.schedulers import SCHEDULERS
 from summit_train.cluster.site import Site, load_site

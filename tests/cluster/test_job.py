@@ -116,8 +116,8 @@ def test_bash_and_shellcheck_take_the_scripts(tmp_path: Path, cases: list[str]) 
 
 
 def test_every_option_of_summits_script_is_explained() -> None:
-    """In docs/clusters/summit.md, and those of the launcher above its line in the script too."""
-    page = (Path(__file__).resolve().parents[2] / "docs/clusters/summit.md").read_text()
+    """In papers/summit.md, and those of the launcher above its line in the script too."""
+    page = (Path(__file__).resolve().parents[2] / "papers/summit.md").read_text()
     rows = re.findall(r"^\| (`-.*?) \|", page, re.M)
     explained = {option for row in rows for option in re.findall(r"`([^`]+)`", row)}
     text = script("summit-staged")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from multiprocessing.connection import Pipe
 from pathlib import Path
@@ -55,8 +56,14 @@ os.fork = fork
 def test_a_worker_that_cannot_be_started_is_one_line(
     module: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(RunFailed, match=f"^cannot start a worker process: {reason}$"):
+    with pytest.raises(RunFailed, match=f"^cannot start a worker process: {reason}; try fewer of them"):
         results_with_module(module, tmp_path, monkeypatch)
+
+
+def test_where_no_fork_server_can_be_started_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/no/such/python")
+    with pytest.raises(RunFailed, match=r"^cannot start a worker process: No such file or directory; try fewer"):
+        ForkServer()
 
 
 def results_with_module(text: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
@@ -122,16 +129,3 @@ def kill_server() -> list[int]:
     server.kill()
     server.wait()
     return killed
-
-
-def test_it_ends_with_its_process_and_kills_its_workers() -> None:
-    server = ForkServer()
-    mine, theirs = Pipe()
-    with theirs:
-        server.fork([], theirs.fileno(), theirs.fileno())
-    pid = server._process.pid
-    assert until(lambda: len(children(pid)) == 1)
-    (worker,) = children(pid)
-    server._requests.close()
-    assert server._process.wait(PATIENCE_S) == 0 and until(lambda: not Path(f"/proc/{worker}").exists())
-    mine.close()

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,9 @@ import numpy as np
 import pytest
 
 from summit_train.core.errors import RunFailed, UserError
+from summit_train.core.fork_server import fork_server
 from summit_train.core.pages import Page
-from summit_train.core.workers import OPEN_FILES, ReadLimit, Workers
+from summit_train.core.workers import OPEN_FILES, SECONDS_TO_DIE, ReadLimit, Workers
 from tests.core import work
 from tests.core.work import (
     OwnMemory,
@@ -137,9 +139,11 @@ def test_arrays_lie_in_memory_that_the_caller_allocates() -> None:
 
 
 def test_a_result_without_room_in_shared_memory_is_one_line() -> None:
-    results = started(fill, [1000, 2 << 20, 1000], 1)
-    assert len(next(results)) == 1000
-    with pytest.raises(RunFailed, match=rf"^no room .* 2\.1 MB: {os.strerror(errno.EFBIG)}"):
+    results = started(fill, [0, 2 << 20, 1000, 2000], 2)  # the last is made before the first
+    assert len(next(results)) == 0
+    with pytest.raises(
+        RunFailed, match=rf"^cannot allocate 2\.097 MB .*: {os.strerror(errno.EFBIG)}; try fewer of them "
+    ):
         next(results)
     assert list(results) == []
 
@@ -169,10 +173,8 @@ TRAPS = [
 
 
 @pytest.mark.parametrize(("kind", "reason"), TRAPS)
-@pytest.mark.parametrize("num_workers", [1, 2])
-def test_what_ends_or_holds_its_reader_is_named_and_the_rest_is_whole(
-    kind: str, reason: str, num_workers: int, tmp_path: Path
-) -> None:
+def test_what_ends_or_holds_its_reader_is_named_and_the_rest_is_whole(kind: str, reason: str, tmp_path: Path) -> None:
+    num_workers = 1 if kind in ("kill", "hang") else 2
     seconds = 0.2 if reason == LATE else PATIENCE_S
     keys = [0, 1, 2, 3, 4, 5, 6, 7, 3, 8]  # the second 3 is sent after the first is answered
     found = list(started(Trap(kind, tmp_path), keys, num_workers, limit=ReadLimit(Unreadable, seconds, "; raise it")))
@@ -190,7 +192,7 @@ def test_the_results_before_a_death_come_once_and_then_the_error(num_workers: in
 
 def test_a_key_at_which_a_worker_dies_without_reading_is_made_again_but_once(tmp_path: Path) -> None:
     results = started(die_once, [tmp_path / name for name in ("never", "once", "always")], 1)
-    with pytest.raises(RunFailed, match=r"died twice at the same work \(exit status 5\)"):
+    with pytest.raises(RunFailed, match=r"^two worker processes died at the same work \(exit status 5\)"):
         for wanted in [f"{name} {number}" for name in ("never", "once") for number in range(4)]:
             assert next(results) == wanted
         assert [next(results), next(results)] == ["always 0", "always 1"]
@@ -204,6 +206,45 @@ def test_an_idle_worker_that_is_killed_is_replaced() -> None:
     for pid in workers_of(os.getpid()):
         os.kill(pid, signal.SIGKILL)
     assert [key for key, _ in results] == list(range(1, 30))
+
+
+_STOPPED = """
+from summit_train.core.workers import ReadLimit, Workers
+from tests.core.work import Unreadable, read_slowly
+with Workers(read_slowly, range(3), 1, modules=[], limit=ReadLimit(Unreadable, 2.0)) as results:
+    for result in results:
+        print(result, flush=True)
+"""
+
+
+def test_a_job_that_was_stopped_goes_on() -> None:
+    """The time in which none of its processes ran is not the time that reading took."""
+    program = subprocess.Popen(
+        [sys.executable, "-c", _STOPPED],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert program.stdout is not None and program.stdout.readline() == "0\n"  # 1 is being read
+    time.sleep(0.2)
+    os.killpg(program.pid, signal.SIGSTOP)
+    time.sleep(6.0)  # a reading that takes 4 s is late
+    os.killpg(program.pid, signal.SIGCONT)
+    assert program.communicate(timeout=PATIENCE_S)[0] == "1\n2\n" and program.returncode == 0
+
+
+def test_workers_that_do_not_end_are_waited_for_together(caplog: pytest.LogCaptureFixture) -> None:
+    """A stopped fork server kills none, as if all of them waited for a file system."""
+    results = started(squares, range(100), 3)
+    next(results)
+    assert until(lambda: len(workers_of(os.getpid())) == 3)
+    server = fork_server(os.getpid())._process
+    server.send_signal(signal.SIGSTOP)
+    start = time.monotonic()
+    results.close()
+    assert SECONDS_TO_DIE <= time.monotonic() - start < 2 * SECONDS_TO_DIE
+    assert "3 of 3 killed worker processes have not ended" in caplog.text
+    server.send_signal(signal.SIGCONT)
+    assert until(lambda: not workers_of(os.getpid()))
 
 
 def test_a_worker_that_is_killed_in_the_middle_of_an_answer_is_replaced() -> None:
@@ -276,8 +317,10 @@ print(*workers_of(os.getpid()), flush=True)
 """
 
 
-@pytest.mark.parametrize("ending", ["raise SystemExit(7)", "os.kill(os.getpid(), 9)", "os._exit(7)"])
-@pytest.mark.parametrize("is_busy", [True, False])
+@pytest.mark.parametrize(
+    ("is_busy", "ending"),
+    [(False, "raise SystemExit(7)"), (True, "os.kill(os.getpid(), 9)"), (False, "os._exit(7)"), (True, "os._exit(7)")],
+)
 def test_workers_end_with_the_process_whatever_ends_it(is_busy: bool, ending: str, tmp_path: Path) -> None:
     make, ask = "squares", "next(results)"
     if is_busy:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -69,3 +69,35 @@ def write_sound(path: Path) -> None:
         frame.sample_rate = 16000
         container.mux(stream.encode(frame))
         container.mux(stream.encode(None))
+
+
+def write_h264(
+    path: Path, frames: Frames, change: Callable[[list[Any]], None] = lambda packets: None, **options: str
+) -> None:
+    """Write frames as H.264 by these options of FFmpeg. change: is given the packets before they are written."""
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("libx264", rate=25, options=options)
+        stream.height, stream.width = frames.shape[1:3]
+        stream.pix_fmt = "yuv420p"
+        packets = [packet for frame in frames for packet in stream.encode(av.VideoFrame.from_ndarray(frame, "rgb24"))]
+        packets += stream.encode(None)
+        change(packets)
+        for packet in packets:
+            container.mux(packet)
+
+
+def write_swapped(path: Path, times: Mapping[int, float] | None = None, key_every: int = 48, more: str = "") -> None:
+    """48 frames, frame i of the grey 5 i, some with wrong times: by default those of two B-frames in a row are swapped.
+
+    The decoder shows them in their right order, whatever the times say. times: of frames, in frames. more: for x264.
+    """
+    if times is None:
+        times = dict(pair for number in range(1, 46, 3) for pair in ((number, number + 1), (number + 1, number)))
+
+    def change(packets: list[Any]) -> None:
+        for packet in packets:
+            packet.pts, packet.dts = int(2 * times.get(packet.pts, packet.pts)), 2 * packet.dts - 96
+
+    frames = np.arange(48, dtype=np.uint8)[:, None, None, None] * np.full((64, 64, 3), 5, np.uint8)
+    groups = f"b-adapt=0:scenecut=0:b-pyramid=none:min-keyint={key_every}{more}"
+    write_h264(path, frames, change, g=str(key_every), bf="2", **{"x264-params": groups})

@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -37,7 +38,7 @@ needs_clips = pytest.mark.skipif(not CLIPS.is_dir(), reason="the real clips in .
 FACTS = VideoInfo(9, 29.97, 32, 16, 0.3003, "h264", "ab" * 32)
 
 
-def _die_of_b(root: str, path: str) -> Found:
+def _die_of_b(path: str) -> Found:
     if path == "b":
         os._exit(1)
     return FACTS
@@ -46,7 +47,7 @@ def _die_of_b(root: str, path: str) -> Found:
 NEVER_BACK = "its reader never came back"
 
 
-def _hang_at_b(root: str, path: str) -> Found:
+def _hang_at_b(path: str) -> Found:
     if path == "b":
         time.sleep(1000)
     return FACTS
@@ -60,9 +61,9 @@ def _hang_at_b(root: str, path: str) -> Found:
     ],
 )
 def test_a_file_that_kills_or_holds_its_process_is_named_and_the_rest_follows(
-    examine_b: Callable[[str, str], Found], seconds: float, message: str
+    examine_b: Callable[[str], Found], seconds: float, message: str
 ) -> None:
-    found = list(spread(examine_b, "", "abc", workers=1, seconds=seconds))
+    found = list(spread(examine_b, "abc", workers=1, seconds=seconds))
     assert str(found[1]) == f"b: {message}"
     assert [found[0], *found[2:]] == [FACTS] * 2
 
@@ -134,7 +135,7 @@ def test_a_journal_forgets_a_folder_in_which_a_picture_changed(tmp_path: Path) -
 
 def _indexed(listing: Listing, workers: int = 0) -> tuple[list[ManifestRow], list[LeftOut]]:
     paths = list(dict.fromkeys(row.path for row in listing.rows))
-    found = spread(examine, str(listing.root), paths, workers)
+    found = spread(partial(examine, str(listing.root)), paths, workers)
     return index_clips(listing.rows, dict(zip(paths, found, strict=True)))
 
 

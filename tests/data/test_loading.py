@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +10,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from summit_train.core import rng
-from summit_train.data.loading import Store, read_clip, training_clip, whole_video
+from summit_train.data.loading import Store, Variation, read_clip, read_training_clip, varied, whole_video
 from summit_train.data.manifest import read_manifest
 from summit_train.data.manifest.files import FileStore
 from summit_train.data.video.augment import View, train_frames, train_view
@@ -68,8 +67,8 @@ def test_a_training_clip_is_drawn_by_its_keys(store: Store, balanced: tuple[int,
         noted.append(int(generator.integers(1 << 30)))
         return view + np.uint8(len(noted))
 
-    entered = nullcontext()
-    pixels, targets = training_clip(data, store, [(vary, "own_augment", (5,))], 9, 2, drawn, entered)
+    decoded = read_training_clip(data, store, 2, 9, drawn)
+    pixels = varied(decoded.pixels, [Variation(vary, "own_augment", (5,))], 9, drawn)
     frames = train_frames("uniform", 10, 3, 2, rng.key(9, "sampling", *drawn))
     turns = [drawn, (*drawn, 1)]
     views = [train_view(data, WIDTH, HEIGHT, rng.key(9, "augment", *turn)) for turn in turns]
@@ -78,7 +77,7 @@ def test_a_training_clip_is_drawn_by_its_keys(store: Store, balanced: tuple[int,
         expected: NDArray[np.uint8] = opened.read(frames[None], views)
     assert np.array_equal(pixels, expected + np.array([1, 2], np.uint8)[:, None, None, None, None])
     assert noted == [int(rng.key(9, "own_augment", 5, *turn).integers(1 << 30)) for turn in turns]
-    assert targets == []
+    assert decoded.targets(store.manifest, 2) == []
 
 
 @pytest.mark.parametrize("clip", [0, 1, 2, 3])
@@ -93,10 +92,10 @@ def test_a_whole_video_is_shown_in_blocks_in_order_of_playing(store: Store, clip
             whole_video(store, clip, lambda number, step=step: np.arange(0, number, step)[::-1].repeat(2), _whole, size)
         )
         chosen = list(range(0, num_frames, step))
-        assert [len(block.numbers) for block in blocks] == [
+        assert [block.frames.size for block in blocks] == [
             min(size, len(chosen) - start) for start in range(0, len(chosen), size)
         ]
-        assert [number for block in blocks for number in block.numbers.tolist()] == chosen
+        assert [number for block in blocks for number in block.frames[0].tolist()] == chosen
         assert [number for block in blocks for number in _numbers(block.pixels[0])] == played[::step]
         facts = {(block.num_frames, block.size) for block in blocks}
         assert facts == {(num_frames, (WIDTH, HEIGHT))}

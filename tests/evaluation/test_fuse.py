@@ -133,7 +133,7 @@ FOUR = [[0.25] * 4] * 3
         ((FOUR, LABELS, CLIPS, ()), "rgb.npz has 3 classes and .*flow.npz has 4; must be the same"),
         (
             (FLOW, LABELS, CLIPS, ("hop", "jog", "skip")),
-            "not have the same classes, .*: they differ in 'jog', 'run'",
+            "must have the same classes, .*; they differ in 'jog', 'run'",
         ),
         ((FLOW, (0, 2, 2)), r"b.mp4: is class 1 in .*rgb.npz and 2 in .*flow.npz \(1 of 3 videos differ\)"),
         ((FLOW[:2], LABELS[:2], CLIPS[:2]), "of 3 and 2 videos 2 match; flow lacks c.mp4"),
@@ -169,7 +169,7 @@ def test_runs_without_names_of_classes_match_those_with(tmp_path: Path) -> None:
     runs = read_runs([str(nameless), str(write_scores(tmp_path / "flow.npz", FLOW))])
     assert [run.class_names for run in runs] == [NAMES, NAMES]
     turned = write_scores(tmp_path / "turned.npz", FLOW, LABELS, CLIPS, NAMES[::-1])
-    with pytest.raises(UserError, match=r"flow\.npz and .*turned\.npz do not have the same classes"):
+    with pytest.raises(UserError, match=r"flow\.npz and .*turned\.npz must have the same classes"):
         read_runs([str(nameless), str(tmp_path / "flow.npz"), str(turned)])
 
 

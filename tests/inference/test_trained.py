@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,8 +15,11 @@ import torch
 
 from summit_train.core.errors import UserError
 from summit_train.core.run_folder import best_path, checkpoint_path
+from summit_train.core.saved import SAFETENSORS_KEY
 from summit_train.inference.arguments import open_named
 from summit_train.inference.trained import Trained, open_trained
+from summit_train.models import build_model
+from summit_train.models.weights import load_pretrained
 from tests.closeness import assert_near
 from tests.runs import changed_copy
 from tests.worlds import Say, received
@@ -75,6 +80,41 @@ def test_what_is_refused(trained_run: Path, tmp_path: Path) -> None:
         assert str(tmp_path / name) in str(caught.value) and "\n" not in str(caught.value)
 
 
+def test_safetensors_files_with_the_spec_of_earlier_versions_are_checkpoints(trained_run: Path, tmp_path: Path) -> None:
+    safetensors = pytest.importorskip("safetensors.torch", reason="the package safetensors is not installed")
+    before, path = open_trained(trained_run), tmp_path / "model.safetensors"
+    weights = {name: value.contiguous() for name, value in before.weights.items()}
+    about = {"spec": before.spec.model_dump(mode="json"), "classes": list(before.classes), "step": 20, "optimizer": {}}
+    path.write_bytes(safetensors.save(weights, {"format": "pt", SAFETENSORS_KEY: json.dumps(about)}))
+    after = open_trained(path)
+    assert (after.classes, after.step, after.spec) == (before.classes, 20, before.spec)
+    assert all(torch.equal(value, after.weights[name]) for name, value in before.weights.items())
+    for content, message in (
+        (b"x" * 99, "cannot be read as a safetensors file"),
+        (safetensors.save({"w": torch.ones(3)}), "not a checkpoint of a run"),
+        (safetensors.save({"w": torch.ones(3)}, {SAFETENSORS_KEY: "[1]"}), "must hold values by name, got list"),
+        (safetensors.save({"w": torch.ones(3)}, {SAFETENSORS_KEY: "{"}), "cannot be read as a safetensors file"),
+        (safetensors.save({"w": torch.ones(3)}, {SAFETENSORS_KEY: "[" * 200_000}), "are nested too deeply"),
+    ):
+        path.write_bytes(content)
+        with pytest.raises(UserError, match=message):
+            open_trained(path)
+
+
+def test_of_a_strangers_safetensors_file_the_tensors_that_fit_are_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    safetensors = pytest.importorskip("safetensors.torch", reason="the package safetensors is not installed")
+    model, path = build_model("tsn", "resnet18", 8, 4, width=0.125), tmp_path / "a.safetensors"
+    state = {name: torch.full_like(value, 2) for name, value in model.state_dict().items()}
+    path.write_bytes(safetensors.save(state, {"format": "pt"}))
+    load_pretrained(model, path)
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+    monkeypatch.setitem(sys.modules, "safetensors", None)
+    with pytest.raises(UserError, match="pip install safetensors"):
+        load_pretrained(model, path)
+
+
 def test_a_run_gives_the_checkpoint_that_is_asked_for(trained_run: Path, tmp_path: Path) -> None:
     run = Path(shutil.copytree(trained_run, tmp_path / "run"))
     first, last = checkpoint_path(run, 10), checkpoint_path(run, 20)
@@ -122,7 +162,7 @@ def test_names_of_the_classes(trained_run: Path, tmp_path: Path, capsys: pytest.
     for name, names, reason in (
         ("names.txt", "a\nb\nc\nd\n", ""),
         ("three.txt", "a\nb\nc\n", "has 3 names; it must name the 4 classes of .*, one a line"),
-        ("twice.txt", "a\nb\nc\na\n", "is listed twice"),
+        ("twice.txt", "a\nb\nc\na\n", "must be the name of another class, got 'a' again"),
         ("gone.txt", "", "no such file; it must name the 4 classes"),
     ):
         if names:

@@ -18,7 +18,7 @@ from summit_train.core.errors import UserError
 from tests.closeness import assert_near
 from tests.worlds import bench_script, forked
 
-tasks, date = bench_script("date_tasks"), bench_script("date")  # in the order in which they import each other
+tasks, date = bench_script("date_tasks"), bench_script("date")
 SETTINGS = {"seed": 0, "lr": None, "precision": "fp64", "bounds": None}
 
 

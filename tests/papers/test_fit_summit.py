@@ -8,12 +8,11 @@ from pathlib import Path
 import pytest
 
 from summit_train.core.errors import RunFailed
-from summit_train.scaling import published
 from summit_train.scaling.machines import load_machine
 from tests.worlds import bench_script
 
 ROOT = Path(__file__).resolve().parents[2]
-SCRIPT = bench_script("fit_summit")
+SCRIPT, published = bench_script("fit_summit"), bench_script("published")
 BASE = load_machine("summit_published")
 FIT = SCRIPT.fit_table_3(BASE)
 

@@ -1,3 +1,5 @@
+"""The figures of a run's page: which there are, what they say, what is on their axes, and how curves are prepared."""
+
 from __future__ import annotations
 
 import json
@@ -11,20 +13,12 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from summit_train.report.figures import (
-    TWICE,
-    Canvas,
-    _log_axis,
-    draw_observed,
-    drawable,
-    finite,
-    moving_mean,
-    pictures,
-    smoothed,
-    thinned,
-)  # fmt: skip
+from summit_train.report.curves import TWICE, Canvas, log_axis, pictures
+from summit_train.report.figures import drawable, finite, moving_mean, smoothed, thinned
+from summit_train.report.observed import draw_observed
 from summit_train.report.page import render
-from summit_train.report.records import Observed, RunRecord, read_runs
+from summit_train.report.records import RunRecord, read_runs
+from summit_train.report.results import Observed
 
 TITLES = ["Loss", "Accuracy", "Learning rate", "Throughput", "Data wait"]
 HOSTILE = "_$\\frac{$ <script>alert(1)</script> --> \x07 \u6771\u4eac"
@@ -78,7 +72,7 @@ def test_trust_ratios_are_drawn_where_a_run_has_them(write_run, run_records):
     again = {"kind": "start", "step": 20, "ranks": 2, "time": 0}
     run = RunRecord(write_run("bounded", lines=[*run_records(), *ratios, again]))
     # The last one lies beyond the checkpoint that the run goes on from.
-    assert [(record.step, record.ratios["a"]) for record in run.trust_ratios] == [(1, 0.1), (20, 2.0)]
+    assert [(record.step, record.ratios["a"]) for record in run.log.trust_ratios] == [(1, 0.1), (20, 2.0)]
     assert [picture.title for picture in pictures([run])] == [*TITLES, "Trust ratio"]
     both = {picture.title: picture for picture in pictures([run, RunRecord(write_run("plain"))])}
     assert b"<!-- bounded" in both["Trust ratio"].svg and "median" in both["Trust ratio"].caption
@@ -93,18 +87,12 @@ def test_runs_share_a_figure_and_a_hostile_name_is_drawn_as_text(write_run):
         assert not [one for one in ElementTree.fromstring(picture.svg).iter() if one.tag.endswith("script")]
 
 
-def test_names_are_cut_and_letters_the_font_lacks_replaced():
-    assert drawable("tsm_r50 ± µ") == "tsm_r50 ± µ"
-    assert drawable("\u6771\u4eac\n\x00") == "□" * 4
-    assert len(drawable("x" * 500)) == 60
-
-
 @pytest.mark.parametrize(("low", "high"), [(3, 4), (16, 60), (0.01, 0.09), (1, 50_000), (1e-6, 1e6)])
 def test_a_logarithmic_axis_has_few_ticks_in_plain_numbers(low: float, high: float) -> None:
     figure = Figure()
     axes = figure.subplots()
     axes.plot([0, 1], [low, high])
-    _log_axis(axes)
+    log_axis(axes)
     figure.canvas.draw()
     bottom, top = axes.get_ylim()
     shown = [
@@ -112,6 +100,57 @@ def test_a_logarithmic_axis_has_few_ticks_in_plain_numbers(low: float, high: flo
     ]
     shown = [text for text in shown if text]
     assert 2 <= len(shown) <= 6 and not any("$" in text for text in shown)
+
+
+def test_the_axis_is_epochs_unless_a_run_does_not_know_them(write_run, run_records):
+    run = RunRecord(write_run("a"))
+    young = RunRecord(write_run("b", lines=run_records()[:5], leave_out=("plan.json",)))
+    for runs, axis, expected in (([run], "epoch", [0.5, 4.0]), ([run, young], "step", [5, 40])):
+        canvas = Canvas(runs, "loss")
+        assert canvas.axis == axis
+        np.testing.assert_allclose(canvas.positions(run, [5, 40]), expected)
+
+
+def test_the_classes_of_each_validation_are_drawn_the_lowest_at_the_end_first(write_run, run_records):
+    """Of 31 classes, named in plan.json or not; the last one has no video, the one before is right at the end."""
+    counts = dict.fromkeys((f"class {number}" for number in range(32)), 2)
+    epochs = [[*range(1, 31), 10 * epoch, None] for epoch in range(1, 5)]
+    lines, classes = run_records(), iter(epochs)
+    lines = [line | {"classes": next(classes)} if line["kind"] == "eval" else line for line in lines]
+    run = RunRecord(write_run("named", lines=lines, clips_per_class={"train": counts, "val": counts}))
+    assert run.log.evals[3].classes == tuple(epochs[3])
+    (drawn,) = [one for one in pictures([run]) if one.title == "Classes"]
+    assert "The 30 lowest of 31 are shown." in drawn.caption and not drawn.third
+    names = re.findall(rb"<!-- (class \d+) -->", drawn.svg)
+    assert names == [b"class %d" % number for number in range(30)]  # class 30 ends with 40 %
+    (few,) = [one for one in pictures([RunRecord(write_run("few", lines=lines[:13]))]) if one.title == "Classes"]
+    assert b"<!-- 30 -->" in few.svg and b"<!-- 29 -->" not in few.svg  # after the first epoch class 29 is the best
+    assert "Classes" not in [one.title for one in pictures([run, RunRecord(write_run("other"))])]
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_the_first_cell_of_classes_begins_at_the_validation_before_it(write_run, run_records, monkeypatch):
+    """An older version wrote the first two validations, without classes."""
+    drawn = list[list[float]]()
+    plain = Axes.pcolormesh
+    monkeypatch.setattr(
+        Axes, "pcolormesh", lambda own, x, *a, **k: drawn.append(np.ravel(x).tolist()) or plain(own, x, *a, **k)
+    )
+    for without, edges in ((0, [0, 1, 2, 3, 4]), (2, [2, 3, 4])):
+        lines, number = run_records(), iter(range(4))
+        lines = [
+            line | {"classes": [50.0, 60.0]} if line["kind"] == "eval" and next(number) >= without else line
+            for line in lines
+        ]
+        pictures([RunRecord(write_run(f"without_{without}", lines=lines))])
+        assert drawn[0] == edges
+        drawn.clear()  # the colour bar is one, too
+
+
+def test_names_are_cut_and_letters_the_font_lacks_replaced():
+    assert drawable("tsm_r50 ± µ") == "tsm_r50 ± µ"
+    assert drawable("\u6771\u4eac\n\x00") == "□" * 4
+    assert len(drawable("x" * 500)) == 60
 
 
 @pytest.mark.parametrize(
@@ -141,15 +180,6 @@ def test_smoothed_keeps_the_mean_of_a_long_curve():
 
 def test_finite_turns_the_rest_into_gaps():
     np.testing.assert_array_equal(finite([1.0, None, float("inf")]), [1.0, np.nan, np.nan])
-
-
-def test_the_axis_is_epochs_unless_a_run_does_not_know_them(write_run, run_records):
-    run = RunRecord(write_run("a"))
-    young = RunRecord(write_run("b", lines=run_records()[:5], leave_out=("plan.json",)))
-    for runs, axis, expected in (([run], "epoch", [0.5, 4.0]), ([run, young], "step", [5, 40])):
-        canvas = Canvas(runs, "loss")
-        assert canvas.axis == axis
-        np.testing.assert_allclose(canvas.positions(run, [5, 40]), expected)
 
 
 @pytest.mark.parametrize("length", [0, 1, 2])
@@ -197,39 +227,3 @@ def test_the_report_shows_it_where_it_is(write_run) -> None:
     assert render(read_runs([bare, with_curves])).count("<b>Early recognition.</b>") == 2
     picture = pictures(read_runs([bare, with_curves]))[-1]
     assert "with_curves" in _texts(picture.svg.decode())
-
-
-def test_the_classes_of_each_validation_are_drawn_the_lowest_at_the_end_first(write_run, run_records):
-    """Of 31 classes, named in plan.json or not; the last one has no video, the one before is right at the end."""
-    counts = dict.fromkeys((f"class {number}" for number in range(32)), 2)
-    epochs = [[*range(1, 31), 10 * epoch, None] for epoch in range(1, 5)]
-    lines, classes = run_records(), iter(epochs)
-    lines = [line | {"classes": next(classes)} if line["kind"] == "eval" else line for line in lines]
-    run = RunRecord(write_run("named", lines=lines, clips_per_class={"train": counts, "val": counts}))
-    assert run.evals[3].classes == tuple(epochs[3])
-    (drawn,) = [one for one in pictures([run]) if one.title == "Classes"]
-    assert "The 30 lowest of 31 are shown." in drawn.caption and not drawn.third
-    names = re.findall(rb"<!-- (class \d+) -->", drawn.svg)
-    assert names == [b"class %d" % number for number in range(30)]  # class 30 ends with 40 %
-    (few,) = [one for one in pictures([RunRecord(write_run("few", lines=lines[:13]))]) if one.title == "Classes"]
-    assert b"<!-- 30 -->" in few.svg and b"<!-- 29 -->" not in few.svg  # after the first epoch class 29 is the best
-    assert "Classes" not in [one.title for one in pictures([run, RunRecord(write_run("other"))])]
-
-
-@pytest.mark.usefixtures("undrawn")
-def test_the_first_cell_of_classes_begins_at_the_validation_before_it(write_run, run_records, monkeypatch):
-    """An older version wrote the first two validations, without classes."""
-    drawn = list[list[float]]()
-    plain = Axes.pcolormesh
-    monkeypatch.setattr(
-        Axes, "pcolormesh", lambda own, x, *a, **k: drawn.append(np.ravel(x).tolist()) or plain(own, x, *a, **k)
-    )
-    for without, edges in ((0, [0, 1, 2, 3, 4]), (2, [2, 3, 4])):
-        lines, number = run_records(), iter(range(4))
-        lines = [
-            line | {"classes": [50.0, 60.0]} if line["kind"] == "eval" and next(number) >= without else line
-            for line in lines
-        ]
-        pictures([RunRecord(write_run(f"without_{without}", lines=lines))])
-        assert drawn[0] == edges
-        drawn.clear()  # the colour bar is one, too

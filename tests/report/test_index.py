@@ -7,6 +7,7 @@ import csv
 import hashlib
 import json
 import re
+from dataclasses import asdict
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -17,12 +18,16 @@ from matplotlib.figure import Figure
 from summit_train.core.errors import UserError
 from summit_train.report import figures as module
 from summit_train.report.index import find_runs, read_index, write_index
-from summit_train.report.overlay import MOST_NAMED, overlay
+from summit_train.report.overlay import MOST_NAMED, RunCurves, overlay
 from summit_train.report.records import RunRecord
 from tests.killing import another_holds
 from tests.report.test_page import HOSTILE, Page
 
 BRIEF = ("metrics.jsonl",)
+
+
+def curves_of(*folders: Path) -> dict[str, RunCurves]:
+    return {run.label: RunCurves.of(run) for run in map(RunRecord, folders)}
 
 
 def change_spec(run: Path, **keys: object) -> None:
@@ -33,8 +38,9 @@ def change_spec(run: Path, **keys: object) -> None:
 def test_a_row_by_hand(write_run, tmp_path):
     """40 steps, 10 an epoch; two checkpoints around 96.875 %; a node, the steps and 4 checkpoints of 1/4 s."""
     run = write_run("a")
-    (row,) = read_index(tmp_path).rows
-    assert row.pop("settings") == {}
+    (found,) = read_index(tmp_path).rows
+    row = asdict(found)
+    assert row.pop("curves") and row.pop("settings") == {}
     seconds = sum(json.loads(line).get("step_s", 0) for line in (run / "metrics.jsonl").read_text().splitlines()) + 1
     assert row.pop("node_hours") == pytest.approx(seconds / 3600, rel=1e-12)
     assert row.pop("clips_per_second") == pytest.approx(32, rel=0.1)
@@ -51,8 +57,8 @@ def test_while_there_is_no_final_evaluation_the_validations_count(write_run, run
     lines = [line | {"top1": 90.0} if line["kind"] == "eval" and line["step"] == 10 else line for line in run_records()]
     write_run("a", lines=lines[:-4], leave_out=("eval.json",))
     (row,) = read_index(tmp_path).rows
-    assert (row["evaluation"], row["last"], row["best"], row["mean"]) == ("training", 79.0, 90.0, None)
-    assert row["state"] == "unfinished" and row["remarks"] == "eval.json is missing"
+    assert (row.evaluation, row.last, row.best, row.mean) == ("training", 79.0, 90.0, None)
+    assert row.state == "unfinished" and row.remarks == "eval.json is missing"
 
 
 def test_states_and_broken_runs(write_run, run_records, tmp_path):
@@ -68,20 +74,20 @@ def test_states_and_broken_runs(write_run, run_records, tmp_path):
     (tmp_path / "submitted/job/spec.yaml").write_text("name: waits")
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty/metrics.jsonl").touch()
-    rows = {row["name"]: row for row in read_index(tmp_path).rows}
-    states = {name: row["state"] for name, row in rows.items()}
+    rows = {row.name: row for row in read_index(tmp_path).rows}
+    states = {name: row.state for name, row in rows.items()}
     assert states == {
         "empty": "broken", "submitted": "not started", "done": "done", "stopped": "stopped", "torn": "unfinished",
         "unparsed": "broken",
     }  # fmt: skip
-    assert "torn, the run was killed" in rows["torn"]["remarks"] and rows["torn"]["node_hours"] is None
-    assert "spec.yaml" in rows["unparsed"]["remarks"] and "plan.json is missing" in rows["empty"]["remarks"]
+    assert "torn, the run was killed" in rows["torn"].remarks and rows["torn"].node_hours is None
+    assert "spec.yaml" in rows["unparsed"].remarks and "plan.json is missing" in rows["empty"].remarks
 
 
 def test_a_run_that_another_process_holds_is_running(write_run, tmp_path):
     run = write_run("a", leave_out=("eval.json",))
     with another_holds(run / "lock"):
-        assert [row["state"] for row in read_index(tmp_path).rows] == ["running"]
+        assert [row.state for row in read_index(tmp_path).rows] == ["running"]
 
 
 def test_runs_are_found_once_through_links_and_not_within_runs(write_run, tmp_path):
@@ -102,7 +108,7 @@ def test_only_keys_that_differ_are_shown(write_run, tmp_path):
     for name, more in (("a", {"seed": 0, "loss": {}}), ("b", {"seed": 1, "loss": None, "crop": [1, 2]})):
         change_spec(write_run(name, leave_out=BRIEF), run_dir=f"runs/{name}", **more)
     (write_run("broken", leave_out=BRIEF) / "spec.yaml").write_text("{")
-    a, b, broken = (row["settings"] for row in read_index(tmp_path).rows)
+    a, b, broken = (row.settings for row in read_index(tmp_path).rows)
     assert a == {"seed": 0, "loss": "{}", "crop": None} and b == {"seed": 1, "loss": "null", "crop": "[1, 2]"}
     assert broken == dict.fromkeys(a)
 
@@ -133,10 +139,13 @@ def test_the_index_keeps_a_curve_of_a_long_run_and_not_its_records(write_run, ru
     step = next(line for line in run_records() if line["kind"] == "step")
     lines = [run_records()[0], *(step | {"step": number, "loss": float(number)} for number in range(1, 6001))]
     path = write_run("runs/long", lines=lines)
-    (run,) = read_index(path.parent).runs
-    assert run.log == [] and len(run.steps) == 1500 and run.last_step == 6000
-    assert [(one.step, one.loss) for one in run.steps[:2]] == [(2, 2.5), (6, 6.5)]  # the means of four steps
-    assert overlay([run]) is not None
+    (row,) = read_index(path.parent).rows
+    curves = row.curves
+    assert curves is not None
+    steps, losses = curves.losses
+    assert len(steps) == len(losses) == 1500 and curves.last_step == 6000
+    assert (steps[:2].tolist(), losses[:2].tolist()) == ([2.5, 6.5], [2.5, 6.5])  # the means of four steps
+    assert overlay({"long": curves}) is not None
 
 
 @pytest.fixture
@@ -160,35 +169,32 @@ def legend(figure: Figure) -> list[str]:
 def test_runs_are_named_by_their_accuracy_and_without_a_result_come_last(write_run, run_records, drawn):
     lines = [line for line in run_records() if line["kind"] != "eval"]
     runs = [
-        RunRecord(write_run("_unmeasured$", lines=lines, leave_out=("eval.json",))),
-        RunRecord(write_run("training", leave_out=("eval.json",))),
-        RunRecord(write_run("final", top1=98.0)),
-        RunRecord(write_run("nothing", leave_out=("eval.json", "metrics.jsonl"))),
+        write_run("_unmeasured$", lines=lines, leave_out=("eval.json",)),
+        write_run("training", leave_out=("eval.json",)),
+        write_run("final", top1=98.0),
+        write_run("nothing", leave_out=("eval.json", "metrics.jsonl")),
     ]
-    picture = overlay(runs)
+    picture = overlay(curves_of(*runs))
     assert picture is not None and picture.alt == "Loss and accuracy by epoch of 3 runs"
     assert legend(drawn[0]) == ["final: top-1 98.00 ± 0.71 %", "training: top-1 (97.00 %)", "_unmeasured$"]
     losses, accuracies = drawn[0].axes
     assert len(losses.lines) == 3 and losses.lines[0].get_xdata()[-1] == 4.0
     assert [len(line.get_xdata()) for line in accuracies.lines] == [4, 1, 4, 0]  # validations, a star, ...
     assert accuracies.lines[1].get_ydata() == [98.0]
-    assert overlay(runs[3:]) is None
+    assert overlay(curves_of(runs[3])) is None
 
 
 def test_without_steps_per_epoch_the_axis_counts_steps(write_run, run_records, drawn):
     lines = [line for line in run_records() if line.get("epoch") == 0]
-    runs = [RunRecord(write_run("a")), RunRecord(write_run("b", lines=lines, leave_out=("plan.json",)))]
-    picture = overlay(runs)
+    runs = [write_run("a"), write_run("b", lines=lines, leave_out=("plan.json",))]
+    picture = overlay(curves_of(*runs))
     assert picture is not None and "by step" in picture.alt and drawn[0].axes[0].lines[0].get_xdata()[-1] == 40
 
 
 def test_of_many_runs_the_best_have_names_and_all_lie_on_the_page(write_run, run_records, drawn):
     lines = run_records()[:12]
-    runs = [
-        RunRecord(write_run(f"run {i} with a name of some length and more", lines=lines, top1=50.0 + i))
-        for i in range(24)
-    ]
-    overlay(runs)
+    runs = [write_run(f"run {i} with a name of some length and more", lines=lines, top1=50.0 + i) for i in range(24)]
+    overlay(curves_of(*runs))
     names = legend(drawn[0])
     assert len(names) == MOST_NAMED + 1 == 22 and names[-1] == "3 others"
     assert names[0] == "run 23 with a name of some length…: top-1 73.00 ± 0.71 %"
@@ -203,7 +209,7 @@ def test_each_measure_has_axes_of_its_own(write_run, run_records, drawn):
     binary = write_run("labels", lines=lines, leave_out=("eval.json",))
     with (binary / "spec.yaml").open("a") as spec:
         spec.write("loss: {kind: binary}\n")
-    overlay([RunRecord(binary), RunRecord(write_run("softmax", leave_out=("eval.json",)))])
+    overlay(curves_of(binary, write_run("softmax", leave_out=("eval.json",))))
     _, top1, _, precision = drawn[0].axes
     assert [axes.get_ylabel() for axes in (top1, precision)] == ["validation top-1 (%)", "validation mAP (%)"]
     assert [len(axes.lines) for axes in drawn[0].axes] == [1, 1, 1, 1]
@@ -212,5 +218,5 @@ def test_each_measure_has_axes_of_its_own(write_run, run_records, drawn):
 
 
 def test_the_figure_is_valid_svg(write_run):
-    picture = overlay([RunRecord(write_run())])
+    picture = overlay(curves_of(write_run()))
     assert picture is not None and ElementTree.fromstring(picture.svg).tag == "{http://www.w3.org/2000/svg}svg"

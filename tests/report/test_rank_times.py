@@ -76,7 +76,7 @@ def test_a_run_without_windows_has_no_picture(write_run: Write) -> None:
 def test_a_damaged_window_is_left_out_with_a_note(write_run: Write, run_records: Lines) -> None:
     broken = [_window(10), _window(20, 1.0, 1.0) | {"compute_s": ["x", 1.0]}, _window(30, 1.0, 2.0, 3.0)]
     run = _run(write_run, run_records, *broken, {"kind": "slow_rank", "step": 30})
-    assert [one.step for one in run.rank_times] == [30] and len(run.notes) == 3
+    assert [one.step for one in run.log.rank_times] == [30] and len(run.notes) == 3
     uneven = _window(40, 1.0, 1.0, 2.0) | {"data_wait_s": [1.0, 1.0]}
     (picture,) = rank_times_picture(RunRecord(write_run("uneven", lines=[*run_records(), uneven])))
     assert picture.title == "Ranks"

@@ -7,20 +7,21 @@ import sys
 import pytest
 
 from summit_train.core.errors import UserError
-from summit_train.report.records import RunRecord, read_observed, read_runs
+from summit_train.report.records import RunRecord, read_runs
+from summit_train.report.results import read_observed
 
 
 def test_a_whole_run_is_read(write_run):
     run = RunRecord(write_run("tsm"))
     assert run.label == "tsm" and run.missing == [] and run.notes == []
-    assert [step.step for step in run.steps] == list(range(1, 41)) and run.last_step == 40
-    assert [validation.epoch for validation in run.evals] == [1, 2, 3, 4]
-    assert run.evals[-1].of("top1") == pytest.approx(97)
+    assert [step.step for step in run.log.steps] == list(range(1, 41)) and run.log.last_step == 40
+    assert [validation.epoch for validation in run.log.evals] == [1, 2, 3, 4]
+    assert run.log.evals[-1].of("top1") == pytest.approx(97)
     assert run.final is not None and run.final.of("top1_mean") == 96.875 and run.final.checkpoints[1].step == 40
-    assert run.starts[0].ranks == 2 and len(run.checkpoints) == 4
+    assert run.log.starts[0].ranks == 2 and len(run.log.checkpoints) == 4
     assert run.steps_per_epoch == 10
     assert run.data_wait_share == pytest.approx(10.0)
-    assert run.seconds == pytest.approx(sum(step.step_s for step in run.steps) + 4 * 0.25)
+    assert run.log.seconds == pytest.approx(sum(step.step_s for step in run.log.steps) + 4 * 0.25)
 
 
 def test_median_throughput_ignores_a_slow_start(write_run, run_records):
@@ -33,10 +34,10 @@ def test_median_throughput_ignores_a_slow_start(write_run, run_records):
 def test_missing_files_are_named(write_run):
     run = RunRecord(write_run("one", leave_out=("eval.json", "plan.json", "environment.json")))
     assert run.missing == ["plan.json", "eval.json", "environment.json"]
-    assert run.final is None and run.plan == {} and len(run.steps) == 40
+    assert run.final is None and run.plan == {} and len(run.log.steps) == 40
     run = RunRecord(write_run("spec alone", leave_out=("metrics.jsonl", "eval.json")))
-    assert run.steps == [] and run.last_step == 0
-    assert run.clips_per_second is None and run.data_wait_share is None and run.seconds == 0
+    assert run.log.steps == [] and run.log.last_step == 0
+    assert run.clips_per_second is None and run.data_wait_share is None and run.log.seconds == 0
 
 
 def test_without_a_plan_steps_per_epoch_come_from_the_records(write_run, run_records):
@@ -45,80 +46,25 @@ def test_without_a_plan_steps_per_epoch_come_from_the_records(write_run, run_rec
     assert RunRecord(write_run("one", lines=first_epoch, leave_out=("plan.json",))).steps_per_epoch is None
 
 
-TORN, AGAIN = '{"kind": "step", "step": 6, "epo', json.dumps({"kind": "start", "step": 4, "ranks": 1, "time": None})
-
-
-@pytest.mark.parametrize(
-    ("last", "steps", "starts"),
-    [
-        (TORN, [1, 2, 3, 4, 5], [0]),
-        (f"{TORN}{AGAIN}\n", [1, 2, 3, 4], [0, 4]),  # the next start appended its record
-        (AGAIN, [1, 2, 3, 4], [0, 4]),  # lacks only its end of line
-    ],
-)
-def test_a_torn_last_line_is_left_out_and_named(write_run, run_records, last, steps, starts):
-    path = write_run(lines=run_records()[:6])
-    with (path / "metrics.jsonl").open("a") as file:
-        file.write(last)
+def test_lines_of_the_log_that_cannot_be_read_come_after_the_other_notes(write_run):
+    path = write_run()
+    (path / "eval.json").write_text("[" * 200_000)
+    (path / "metrics.jsonl").write_bytes(b'{"step": 1}\n' + (path / "metrics.jsonl").read_bytes())
     run = RunRecord(path)
-    assert [step.step for step in run.steps] == steps and [start.step for start in run.starts] == starts
-    assert ["line 7 is left out: torn" in note for note in run.notes] == [True] * ("epo" in last)
-
-
-def test_lines_that_are_no_records_are_named_and_the_rest_is_read(tmp_path):
-    log = tmp_path / "metrics.jsonl"
-    good = b'{"kind": "checkpoint", "step": 1, "seconds": 0.5}\n'
-    bad = [
-        b"\xff\xfe\x00\n",
-        b"[1, 2]\n",
-        b'{"kind": "step", "step": 1}\n',
-        b'{"step": 1}\n',
-        b'{"kind": "checkpoint", "step": 1e999, "seconds": 1}\n',
-        b"[" * 200_000 + b"}\n",
-        b"\n",
+    assert run.log.last_step == 40 and run.notes == [
+        "eval.json: unreadable, left out (its values are nested too deeply)",
+        "metrics.jsonl, line 1 is left out: unreadable, no 'kind'",
     ]
-    (tmp_path / "eval.json").write_text("[" * 200_000)
-    log.write_bytes(good + b"".join(bad) + good)
-    read = RunRecord(tmp_path)
-    assert len(read.checkpoints) == 2
-    first, *notes = read.notes
-    assert first == "eval.json: unreadable, left out (its values are nested too deeply)"
-    assert [note.split(" is left out")[0] for note in notes] == [f"metrics.jsonl, line {i}" for i in range(2, 8)]
-    assert "unreadable, no 'epoch'" in notes[2] and "unreadable, its values are nested too deeply" in notes[5]
-    (tmp_path / "observed.json").write_text("[" * 200_000)
+    (path / "observed.json").write_text("[" * 200_000)
     with pytest.raises(UserError, match="is not what `summit-train eval SPEC --observed` writes"):
-        read_observed(tmp_path)
+        read_observed(path)
 
 
-def test_a_repeated_step_keeps_its_last_record(write_run, run_records):
-    lines = run_records()
-    again = {**lines[5], "loss": 123.0}
-    run = RunRecord(write_run(lines=[*lines, again]))
-    assert len(run.steps) == 40 and run.steps[again["step"] - 1].loss == 123.0
-
-
-def test_a_resume_replaces_what_it_does_again(write_run, run_records):
-    steps = run_records()
-    killed = [line for line in steps if line["step"] <= 25]
-    resumed = [{**line, "loss": 7.0} for line in steps if 20 < line["step"] <= 23 and line["kind"] == "step"]
-    lines = [*killed, {"kind": "start", "step": 20, "ranks": 1, "time": "later"}, *resumed]
-    run = RunRecord(write_run(lines=lines))
-    # Steps 24 and 25 of the killed process are no part of the weights that the run has now.
-    assert run.last_step == 23 and [step.loss for step in run.steps[20:]] == [7.0] * 3
-    assert [start.steps_again for start in run.starts] == [0, 5]
-    assert [validation.step for validation in run.evals] == [10, 20]
-    assert RunRecord(write_run("fresh", lines=[{"kind": "start", "step": 20, "ranks": 1, "time": 0}])).last_step == 20
-    spent = [line["step_s"] for line in lines if line["kind"] == "step"]
-    assert run.seconds == pytest.approx(sum(spent) + 2 * 0.25)
-
-
-def test_skipped_steps_and_losses_that_are_no_numbers(write_run, run_records):
-    lines = run_records()
-    lines[3].update(loss=float("nan"), skipped=1)
-    lines[4].update(loss=None, skipped=True, step_s=float("inf"))
-    run = RunRecord(write_run(lines=lines))
-    assert run.skipped_steps == [3, 4] and run.data_wait_share == pytest.approx(10.0)
-    assert 0 < run.seconds < 60
+def test_a_file_is_read_when_it_is_needed(write_run):
+    run = RunRecord(write_run())
+    (run.path / "metrics.jsonl").unlink()
+    (run.path / "plan.json").write_text("{}")
+    assert run.missing == [] and run.log.steps == [] and run.plan == {} and run.notes == []
 
 
 COUNTS = ({"train": {"a": 1}}, {"train": {"a": "x"}, "val": {}}, [1], "x")
@@ -137,7 +83,7 @@ def test_a_broken_file_is_named_and_the_rest_is_read(write_run, file, content, n
     path = write_run()
     (path / file).write_text(content)
     run = RunRecord(path)
-    assert len(run.steps) == 40 and run.clips_per_class is None and run.notes[0].startswith(note)
+    assert len(run.log.steps) == 40 and run.clips_per_class is None and run.notes[0].startswith(note)
 
 
 def test_labels_differ_and_a_run_given_twice_counts_once(write_run):

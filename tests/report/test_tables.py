@@ -3,7 +3,8 @@ from __future__ import annotations
 import json
 
 from summit_train.core.text import show
-from summit_train.report.records import ClipsPerClass, RunRecord
+from summit_train.report.records import RunRecord
+from summit_train.report.results import ClipsPerClass
 from summit_train.report.tables import (
     class_rows,
     differences_of,
@@ -84,7 +85,7 @@ def test_where_a_line_of_checkpoints_began_is_noted(write_run, run_records):
         run = RunRecord(write_run(f"longer_{step}", lines=lines))
         since = f"4 epochs instead of 3 since step {step} (--more-epochs); only checkpoints after it are in the mean"
         assert since in notes_of(run) and run.final is not None
-        assert run.evals and remarks_of(run)[1:] == earlier  # no validation is of the new line
+        assert run.log.evals and remarks_of(run)[1:] == earlier  # no validation is of the new line
         assert differences_of(run.final, run) == (earlier[0] if earlier else "—")
 
 
@@ -150,8 +151,8 @@ def test_averages_and_a_batch_that_grew_are_noted(write_run, run_records):
     for epoch, clips in ((1, 2), (2, 4), (3, 4), (4, 1000)):
         lines.append({"kind": "batch", "epoch": epoch, "clips_per_gpu": clips, "global_batch": 4 * clips, **keys})
     run = RunRecord(write_run(lines=lines))
-    assert [(one.step, one.seconds) for one in run.averages] == [(10, 0.5), (20, 1.5)]
-    share = f"{100 * 2 / run.seconds:.1f} % of the recorded time"
+    assert [(one.step, one.seconds) for one in run.log.averages] == [(10, 0.5), (20, 1.5)]
+    share = f"{100 * 2 / run.log.seconds:.1f} % of the recorded time"
     notes = notes_of(run)
     assert f"2 averages of the learners' networks: 2.0 s, {share}, 4.0 MB from each rank" in notes
     assert "The batch of a learner began with 2 clips and grew to 4 after epoch 2, 1,000 after epoch 4" in notes

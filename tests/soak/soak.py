@@ -30,9 +30,9 @@ import yaml
 from summit_train.core.files import file_sha256
 from summit_train.core.processes import find_mpirun, mpi_environment, mpirun_command, torchrun_command
 from summit_train.core.run_folder import find_checkpoints
+from summit_train.core.run_log import StepRecord
 from summit_train.data.motion import MotionSet, write_motion_set
 from summit_train.report.goodput import goodput_rows, time_spent
-from summit_train.report.log_records import StepRecord
 from summit_train.report.records import RunRecord
 from tests import slurm
 from tests.runs import assert_bit_equal, final_state
@@ -169,7 +169,7 @@ class Soak:
             self.found.runs += 1
             self.found.equal += _are_equal(calm, spec)
             run = RunRecord(_run_path(spec))
-            self.found.starts += len(run.starts)
+            self.found.starts += len(run.log.starts)
             if (spent := time_spent(run)) is not None:
                 self.found.goodput.append(spent.goodput)
                 self.found.rows.append(goodput_rows(spent))
@@ -331,11 +331,11 @@ class Soak:
     def _measure(self, run: RunRecord) -> None:
         """Work out what each fault of the run that was just trained cost, from the times of its records."""
         first = dict[int, float]()
-        for record in run.log:
+        for record in run.log.records:
             if isinstance(record, StepRecord) and isinstance(record.time, float):
                 first.setdefault(record.step, record.time)
         for fault in self.found.faults:
-            if run.log[0].time <= fault.ended and fault.at + 1 in first:  # type: ignore[operator]
+            if run.log.records[0].time <= fault.ended and fault.at + 1 in first:  # type: ignore[operator]
                 fault.lost_s = first[fault.at + 1] - fault.ended
 
     def _tell(self, fault: Fault) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
 from unittest import mock
 
 import numpy as np
@@ -15,21 +16,22 @@ from matplotlib.axes import Axes
 
 from summit_train.report.noise import Measured
 from summit_train.sweep.figure import clear_noise, draw_accuracy, write_sweep, written
-from summit_train.sweep.grid import Reference, ReferencePoint, Sweep
-from summit_train.sweep.status import Row, read_rows
+from summit_train.sweep.grid import Sweep
+from summit_train.sweep.status import Point, SweepRow, read_rows
 
 Make = Callable[..., Sweep]
 
 
-def _done(rows: list[Row], *, drop: float = 1.0) -> list[Row]:
+def _done(rows: list[SweepRow], *, drop: float = 1.0) -> list[SweepRow]:
     """The rows, done: 90 %, 89 %, ..."""
-    done = {"state": "done", "top1_std": 0.5, "final": True}
-    return [row | done | {"top1": 90 - drop * i, "training_top1": 95 - drop * i} for i, row in enumerate(rows)]
+    values = ((90 - drop * i, 95 - drop * i) for i in range(len(rows)))
+    done = partial(replace, state="done", top1_std=0.5, final=True)
+    return [done(row, top1=top1, training_top1=training) for row, (top1, training) in zip(rows, values, strict=True)]
 
 
-def _measured(rows: Sequence[Row], squares: Sequence[float]) -> list[Row]:
+def _measured(rows: Sequence[SweepRow], squares: Sequence[float]) -> list[SweepRow]:
     pairs = zip(rows, squares, strict=True)
-    return [row | {"gradient_square": square, "gradient_variance": 80.0} for row, square in pairs]
+    return [replace(row, gradient_square=square, gradient_variance=80.0) for row, square in pairs]
 
 
 @pytest.fixture
@@ -39,11 +41,9 @@ def sweep(make_sweep: Make) -> Sweep:
 
 def test_it_is_drawn_as_png_and_svg_and_the_same_rows_give_the_same_bytes(sweep: Sweep) -> None:
     rows = _done(read_rows(sweep))
-    published = Reference(label="$x_1$ _y", points=(ReferencePoint(global_batch=64, top1=50.0),))
-    sweep = dataclasses.replace(sweep, reference=published)
     drawn = draw_accuracy(sweep, rows)
     assert set(drawn) == {"accuracy.png", "accuracy.svg"}
-    assert drawn["accuracy.png"].startswith(b"\x89PNG") and b"<!-- published: $x_1$ _y -->" in drawn["accuracy.svg"]
+    assert drawn["accuracy.png"].startswith(b"\x89PNG") and b"<!-- validation -->" in drawn["accuracy.svg"]
     assert draw_accuracy(sweep, rows) == drawn
 
 
@@ -59,7 +59,7 @@ def test_all_is_written_into_the_sweeps_folder(sweep: Sweep, write_run) -> None:
         plan = json.loads((folder / "plan.json").read_text()) | {"global_batch": 8 * (run.spec.scale.gpus or 0)}
         (folder / "plan.json").write_text(json.dumps(plan))
     rows = write_sweep(sweep, {})
-    assert [row["state"] for row in rows] == ["done", "done", "missing"]
+    assert [row.state for row in rows] == ["done", "done", "missing"]
     files = {path.name for path in sweep.folder.iterdir() if path.is_file()}
     assert files == {"table.txt", "table.csv", "table.json", "accuracy.png", "accuracy.svg", "lock"}
     assert written(sweep) == "accuracy.png, accuracy.svg, table.csv, table.json, table.txt"
@@ -73,7 +73,7 @@ def calls() -> Iterator[dict[str, mock.Mock]]:
     with ExitStack() as stack:
         yield {
             name: stack.enter_context(mock.patch.object(Axes, name, autospec=True, side_effect=getattr(Axes, name)))
-            for name in ("errorbar", "axvline", "axvspan", "annotate")
+            for name in ("errorbar", "axvline", "axvspan", "annotate", "set_xscale")
         }
 
 
@@ -89,7 +89,7 @@ def test_a_curve_is_the_mean_over_the_seeds_with_their_deviation(make_sweep: Mak
     rows = _done(read_rows(sweep))  # 90, 89, ...: each pair differs by 1
     squares = [2.0] * 4 + [2.0, 2.0, -9.0, 1.0]  # of the last curve the noise scale is unclear at 16 clips
     rows = _measured(rows, squares)
-    draw_accuracy(sweep, [*rows[:-1], rows[-1] | {"state": "failed"}])
+    draw_accuracy(sweep, [*rows[:-1], replace(rows[-1], state="failed")])
     half = pytest.approx(0.5**0.5)
     assert _curves(calls) == {
         "validation, a": [[16, 32], [87.5, 89.5], [half, half]],
@@ -104,22 +104,18 @@ def test_a_curve_is_the_mean_over_the_seeds_with_their_deviation(make_sweep: Mak
 
 
 def test_without_seeds_the_bars_are_of_checkpoints_and_training_is_drawn(sweep: Sweep, calls) -> None:
-    published = Reference(label="X", points=(ReferencePoint(global_batch=64, top1=50.0, top1_std=0.2),))
-    draw_accuracy(dataclasses.replace(sweep, reference=published), _done(read_rows(sweep)))
+    draw_accuracy(sweep, _done(read_rows(sweep)))
     assert _curves(calls) == {
         "validation": [[8, 16, 32], [90, 89, 88], [0.5, 0.5, 0.5]],
         "training, last epoch": [[8, 16, 32], [95, 94, 93]],
-        "published: X": [[64], [50], [0.2]],
     }
     assert not calls["axvline"].called and "last checkpoints" in calls["annotate"].call_args.args[1]
 
 
 def test_one_checkpoint_has_no_bar(sweep: Sweep, calls) -> None:
-    published = Reference(label="X", points=(ReferencePoint(global_batch=64, top1=50.0),))
-    rows = [row | {"top1_std": None} for row in _done(read_rows(sweep))]
-    draw_accuracy(dataclasses.replace(sweep, reference=published), rows)
-    curves = _curves(calls)
-    assert np.isnan(curves["validation"][2]).tolist() == [True] * 3 and np.isnan(curves["published: X"][2]).all()
+    rows = [replace(row, top1_std=None) for row in _done(read_rows(sweep))]
+    draw_accuracy(sweep, rows)
+    assert np.isnan(_curves(calls)["validation"][2]).tolist() == [True] * 3
 
 
 def test_the_noise_scales_band_is_its_standard_error(make_sweep: Make, calls) -> None:
@@ -133,7 +129,7 @@ def test_the_noise_scales_band_is_its_standard_error(make_sweep: Make, calls) ->
 
 
 def test_where_the_noise_scale_is_unclear_the_next_batch_counts() -> None:
-    def curve(*noise: Measured | None) -> list[Row]:
+    def curve(*noise: Measured | None) -> list[Point]:
         return [{"global_batch": 8 * (i + 1), "noise_scale": one} for i, one in enumerate(noise)]
 
     clear, alone, equal, unclear = (Measured(3, value, 6.0) for value in (6.1, 6.2, 6.0, None))
@@ -153,9 +149,13 @@ def test_a_key_other_than_the_batch_is_drawn_too_with_words_side_by_side(make_sw
         "validation, arch-tsn": [[0.01, 0.1, 1.0], [86, 87, 85], [0.5] * 3],
     }
     assert not calls["axvline"].called  # a noise scale is a batch
+    assert calls["set_xscale"].call_args.kwargs == {"base": 10}  # from 0.01 to 1
     calls["errorbar"].reset_mock()
+    calls["set_xscale"].reset_mock()
     words = make_sweep("grid: {optimizer.clip_norm: [null, 20]}\nfolds: f{1..2}\n")
     drawn = draw_accuracy(words, _done(read_rows(words)))
     assert _curves(calls)["validation"] == [[0, 1], [89.5, 87.5], [pytest.approx(0.5**0.5)] * 2]
     assert "<!-- \N{EM DASH} -->".encode() in drawn["accuracy.svg"] and b"<!-- 0.5 -->" not in drawn["accuracy.svg"]
-    assert "over the folds, from 2 runs in all." in calls["annotate"].call_args.args[1]
+    assert (
+        not calls["set_xscale"].called and "over the folds, from 2 runs in all." in calls["annotate"].call_args.args[1]
+    )

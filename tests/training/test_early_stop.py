@@ -72,7 +72,7 @@ def test_a_run_that_stops_early_is_a_finished_run(stopped: Path) -> None:
     assert [step_of(path) for path in find_checkpoints(stopped)] == [6, 12, 18]
     assert [row["step"] for row in json.loads((stopped / "eval.json").read_text())["checkpoints"]] == [12, 18]
     run = RunRecord(stopped)
-    assert run.is_done and run.early_stop is not None
+    assert run.is_done and run.log.early_stop is not None
     note = f"Stopped early after epoch 3, step 18 of at most 36: no better top1 in 2 epochs than the {first:.4g} of "
     assert f"{note}epoch 1" in notes_of(run) and not any("Unfinished" in one for one in notes_of(run))
 
@@ -112,7 +112,7 @@ def test_more_epochs_continue_from_the_stop_and_may_stop_again(stopped: Path) ->
     assert "more epochs: 4 instead of 3; LR continues at" in train(0, run, "--more-epochs", "1")
     assert steps_of(run) == list(range(1, 25)) and (run / "evals/epochs-3/eval.json").exists()
     found = RunRecord(run)
-    assert found.is_done and found.early_stop is None
+    assert found.is_done and found.log.early_stop is None
     assert [row["step"] for row in json.loads((run / "eval.json").read_text())["checkpoints"]] == [24]
     out = train(0, run, "--more-epochs", "5")
     assert "more epochs: 9 instead of 4" in out and "epoch 6: stops early, 2 epochs without improvement" in out

@@ -15,7 +15,7 @@ import torch
 from summit_train.core.errors import UserError
 from summit_train.data.manifest import Manifest
 from summit_train.evaluation.scores import Scores
-from summit_train.report.overlay import overlay
+from summit_train.report.overlay import RunCurves, overlay
 from summit_train.report.page import render
 from summit_train.report.records import RunRecord
 from summit_train.spec import load_spec
@@ -167,4 +167,4 @@ def test_a_validation_list_without_a_positive_ends_a_run_with_dashes(
     assert not (run / "checkpoints/best.json").exists()
     found = RunRecord(run)
     assert found.is_done and found.notes == [] and "\N{EM DASH}" in render([found])
-    assert overlay([found]) is not None
+    assert overlay({"run": RunCurves.of(found)}) is not None

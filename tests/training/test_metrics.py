@@ -5,16 +5,25 @@ from __future__ import annotations
 import json
 import math
 import time
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from summit_train.core.errors import describe
+from summit_train.core.run_log import EvalRecord, StartRecord, StepRecord
 from summit_train.training.metrics import RunLog
 from tests.runs import full_disk
 
-_STEP = {"epoch": 0, "loss": 1.25, "lr": 0.1, "clips_per_second": 8.0, "step_s": 1.0, "data_wait_s": 0.25, "top1": 50.0}
+_STEP = StepRecord(
+    step=1, epoch=0, loss=1.25, lr=0.1, clips_per_second=8.0, step_s=1.0, data_wait_s=0.25, top1=50.0, bad_clips=0
+)
+
+
+def _step(step: int, **values: Any) -> StepRecord:
+    return replace(_STEP, step=step, **values)
 
 
 def _log(folder: Path, start: int = 0) -> RunLog:
@@ -23,9 +32,9 @@ def _log(folder: Path, start: int = 0) -> RunLog:
 
 def test_records_are_lines_of_json_and_events(tmp_path: Path) -> None:
     with _log(tmp_path) as log:
-        log.step(step=1, **_STEP)
-        log.step(step=2, **(_STEP | {"loss": math.nan}))
-        log.write("eval", epoch=1, step=2, top1=75.0, top5=100.0, videos=4)
+        log.step(_step(1))
+        log.step(_step(2, loss=math.nan))
+        log.write(EvalRecord(epoch=1, step=2, measures={"top1": 75.0, "top5": 100.0}, videos=4))
     records = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [(r["kind"], r["step"]) for r in records] == [("step", 1), ("step", 2), ("eval", 2)]
     assert records[0]["loss"] == 1.25 and records[1]["loss"] is None
@@ -39,7 +48,7 @@ def test_a_resumed_run_hides_the_events_beyond_its_checkpoint(tmp_path: Path) ->
     for start, steps in ((0, range(1, 5)), (2, range(3, 4))):
         with _log(tmp_path, start) as log:
             for step in steps:
-                log.step(step=step, **_STEP)
+                log.step(_step(step))
         (path,) = (tmp_path / "tensorboard").glob("events.out.tfevents.*.*")
         path.rename(path.with_name(f"events.out.tfevents.{start}"))  # read in the order of their names
     events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
@@ -49,18 +58,24 @@ def test_a_resumed_run_hides_the_events_beyond_its_checkpoint(tmp_path: Path) ->
 def test_half_a_line_of_a_killed_run_stays_its_own_line(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"kind": "step", "st')
     with _log(tmp_path) as log:
-        log.write("start", step=0)
+        log.write(StartRecord(step=0, ranks=2))
     record = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[1])
-    assert record.pop("time") <= time.time() and record == {"kind": "start", "step": 0}
+    assert record.pop("time") <= time.time() and record == {
+        "kind": "start",
+        "step": 0,
+        "ranks": 2,
+        "startup_s": None,
+        "job": None,
+    }
 
 
 def test_the_noise_scale_is_recorded_where_measured_and_shown_until_the_next(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with _log(tmp_path) as log:
-        log.step(step=2, **_STEP, noise_scale=math.inf)
-        log.step(step=3, **_STEP, noise_scale=1234.5)
-        log.step(step=4, **_STEP)
+        log.step(_step(2, noise_scale=math.inf))
+        log.step(_step(3, noise_scale=1234.5))
+        log.step(_step(4))
     records = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [record.get("noise_scale", "none") for record in records] == [None, 1234.5, "none"]
     assert "data wait 25 %  noise scale 1,230 clips  0 s left" in capsys.readouterr().out
@@ -72,7 +87,7 @@ def test_plain_lines_where_the_output_is_no_terminal(tmp_path: Path, capsys: pyt
     """The last step is always shown; the ones before only every ten seconds."""
     with _log(tmp_path) as log:
         for step in range(1, 5):
-            log.step(step=step, **_STEP)
+            log.step(_step(step))
         log.say("[bold]as it is[/bold]")
     said = capsys.readouterr().out.splitlines()
     assert said[0] == "a b: step 4/4  epoch 0  loss 1.2500  lr 0.1  8.0 clips/s  data wait 25 %  0 s left"
@@ -83,5 +98,5 @@ def test_a_full_disk_is_named_with_the_file_of_the_records(tmp_path: Path) -> No
     log = RunLog(tmp_path, "t", 0, 1)
     log._events.flush()  # by a thread of its own, which may be slow
     with log, pytest.raises(OSError, match="File too large") as caught, full_disk():
-        log.write("start", step=0)
+        log.write(StartRecord(step=0, ranks=2))
     assert describe(caught.value) == f"{tmp_path}/metrics.jsonl: File too large"

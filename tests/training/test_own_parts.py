@@ -42,7 +42,10 @@ from tests.runs import final_state, records
 from tests.worlds import Say, command, main_said, refused, train
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs/own_parts.md").read_text(encoding="utf-8")
-((CODE,), (KEYS,)) = (re.findall(rf"^```{language}\n(.*?)^```", PAGE, re.S | re.M) for language in ("python", "yaml"))
+# The network comes first, the others second: nets.py and parts.py.
+((_, CODE), (_, KEYS)) = (
+    re.findall(rf"^```{language}\n(.*?)^```", PAGE, re.S | re.M) for language in ("python", "yaml")
+)
 CPU = torch.device("cpu")
 
 
@@ -90,7 +93,7 @@ def test_the_measure_is_wherever_top_1_is(trained: Path, say: Say, tmp_path: Pat
     sweep = load_sweep(tmp_path / "sweep.yaml", [f"run_dir={tmp_path}"])
     shutil.copytree(run, sweep.runs[0].spec.run_path)
     rows = read_rows(sweep)
-    assert (rows[0]["state"], rows[0]["recall"]) == ("done", result["recall_mean"])
+    assert (rows[0].state, rows[0].of("recall")) == ("done", result["recall_mean"])
     heads, cells = (re.split(r"\s{2,}", line.strip()) for line in tables(sweep, rows).splitlines()[:2])
     assert cells[heads.index("recall")] == f"{result['recall_mean']:.4g}"
 

@@ -224,7 +224,7 @@ def test_more_epochs_continue_a_finished_run_once_and_bit_equal_after_kills(
         assert load_spec(run / "spec.yaml").schedule.epochs == 3
         found = records(run, "more_epochs")
         assert {(record["from"], record["to"], record["step"]) for record in found} == {(1, 3, 10)}
-        (shown,) = RunRecord(run).extensions
+        (shown,) = RunRecord(run).log.extensions
         assert (shown.before, shown.after, shown.step) == (1, 3, 10)
         former, result = (json.loads((run / place / "eval.json").read_text()) for place in ("evals/epochs-1", "."))
         assert former == json.loads((one_epoch_run / "eval.json").read_text()) | {"overrides": {"schedule.epochs": 1}}

@@ -7,10 +7,10 @@ Pixels stay uint8; the device normalises them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import chain, groupby
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -29,7 +29,8 @@ from summit_train.data.loading import (
     Targets,
     Variation,
     read_clip,
-    training_clip,
+    read_training_clip,
+    varied,
     whole_video,
 )
 from summit_train.data.video import augment
@@ -51,11 +52,13 @@ AnyTensors = TypeVar("AnyTensors", bound="Tensors")
 
 
 class Tensors:
-    """A dataclass with tensors. A worker, which loads no torch, makes it with arrays in their place."""
+    """A dataclass with tensors, in the fields `tensors`. A worker, which loads no torch, makes it with arrays there."""
+
+    tensors: ClassVar[tuple[str, ...]]
 
     def moved(self: AnyTensors, move: Callable[[Any], torch.Tensor]) -> AnyTensors:
-        names = [one.name for one in fields(cast(Any, self)) if one.type == "torch.Tensor"]
-        return cast(AnyTensors, replace(cast(Any, self), **{name: move(getattr(self, name)) for name in names}))
+        moved = {name: move(getattr(self, name)) for name in self.tensors}
+        return cast(AnyTensors, replace(cast(Any, self), **moved))
 
     def pin_memory(self: AnyTensors) -> AnyTensors:
         """Return it in page-locked memory, from which a GPU copies without waiting."""
@@ -143,6 +146,8 @@ class MicroBatch(Tensors):
     in the manifest. bad: the unreadable clips; `ids` has their substitutes.
     """
 
+    tensors = ("clips", "labels", "ids")
+
     step: int
     virtual_gpu: int
     clips: torch.Tensor
@@ -163,6 +168,7 @@ class TestBatch(Tensors):
     """
 
     __test__ = False  # not a test case, whatever pytest makes of the name
+    tensors = ("views",)
 
     video: int
     views: torch.Tensor
@@ -201,11 +207,13 @@ class TrainingClips:
         """Return what varies the crops of a clip, one after the other."""
         variations: list[Variation] = []
         if self.data.built_in_augment == "rand_augment":
-            variations.append((RandAugment(**self.data.rand_augment_settings.model_dump()), "rand_augment", ()))
+            vary = RandAugment(**self.data.rand_augment_settings.model_dump())
+            variations.append(Variation(vary, "rand_augment"))
         if self.own:
             from summit_train.data.video.own_augment import OwnAugment  # loads torch, to seed it
 
-            variations += [(OwnAugment(part), "own_augment", (number,)) for number, part in enumerate(self.own)]
+            for number, part in enumerate(self.own):
+                variations.append(Variation(OwnAugment(part), "own_augment", (number,)))
         return variations
 
     def __call__(self, key: MicroBatchKey, reading: Reading) -> MicroBatch:
@@ -246,9 +254,12 @@ class TrainingClips:
         raise DecodeError(failed[0].path, reason)
 
     def clip(self, clip: int, drawn: Draw, reading: Reading) -> tuple[Frames, Targets]:
-        """Read a clip, see `training_clip`."""
-        named = reading(clip, self.store.manifest.path(clip))
-        return training_clip(self.data, self.store, self._variations, self.seed, clip, drawn, named)
+        """Return a clip's views, uint8 (repeats, T, H, W, C), and what they show of its boxes. Raises DecodeError."""
+        manifest = self.store.manifest
+        with reading(clip, manifest.path(clip)):
+            decoded = read_training_clip(self.data, self.store, clip, self.seed, drawn)
+        pixels = varied(decoded.pixels, self._variations, self.seed, drawn)
+        return pixels, decoded.targets(manifest, clip)
 
 
 def _padded(clips: Sequence[Frames]) -> Frames:
@@ -304,6 +315,8 @@ class FrameBlock(Tensors):
     of the upright frame as it is stored. views: uint8 (crops, len(numbers), height, width, C). error: why it has no
     views.
     """
+
+    tensors = ("views",)
 
     video: int
     num_frames: int
@@ -370,4 +383,4 @@ class _Blocks:
     def _read(self, video: int) -> Iterator[FrameBlock]:
         for block in whole_video(self.store, video, self.sample, self.crop, self.size):
             pixels = _tensor(block.pixels)
-            yield FrameBlock(video, block.num_frames, block.numbers, block.size, pixels)
+            yield FrameBlock(video, block.num_frames, block.frames[0], block.size, pixels)

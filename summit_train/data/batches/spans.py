@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from summit_train.data.loading import Store
 from summit_train.data.manifest import Manifest
 from summit_train.data.manifest.tables import DTYPES
-from summit_train.data.video.clips import SpanClip
+from summit_train.data.video.clips import PartClip
 from summit_train.data.video.span import TO_THE_END
 
 
@@ -73,6 +73,6 @@ class SpanStore:
             **columns,
         )
 
-    def open(self, clip: int) -> SpanClip:
+    def open(self, clip: int) -> PartClip:
         video = self.whole.open(int(self._videos[clip]))
-        return SpanClip(video, self.manifest.clip(clip).span, self.manifest.path(clip))
+        return PartClip(video, self.manifest.clip(clip).span, self.manifest.path(clip))

@@ -14,12 +14,10 @@ import numpy as np
 from summit_train.core.errors import UserError
 from summit_train.data.manifest.reading import Manifest
 from summit_train.data.manifest.tables import parse_tables
-from summit_train.data.video.clips import OpenClip, RegionClip, SpanClip, VideoClip, open_folder
+from summit_train.data.video.clips import OpenClip, PartClip, VideoClip, open_folder
 from summit_train.data.video.films import Films
 from summit_train.data.video.pictures import holds_pictures
-from summit_train.data.video.region import WHOLE_FRAME
 from summit_train.data.video.source import LIMITS, Limits
-from summit_train.data.video.span import WHOLE
 
 
 @dataclass(frozen=True)
@@ -54,11 +52,10 @@ class FileStore:
         if self.is_flow or holds_pictures(path):
             opened = open_folder(path, num_frames, self.limits, is_flow=self.is_flow)
         else:
-            video = self.films.load(path, self.manifest.sha256(clip), num_frames, self.limits)
-            opened = VideoClip(video, num_frames, self.limits)
-        if listed.region != WHOLE_FRAME:
-            opened = RegionClip(opened, listed.region, path, self.manifest.place(clip))
-        return opened if listed.span == WHOLE else SpanClip(opened, listed.span, path)
+            sha256 = self.manifest.sha256(clip)  # which `data index` writes
+            video = self.films.load(path, sha256, num_frames, self.limits)
+            opened = VideoClip(video, num_frames, self.limits, is_checked=sha256 is not None)
+        return PartClip(opened, listed.span, path, listed.region, self.manifest.place(clip))
 
 
 def plain_manifest(paths: Sequence[str]) -> Manifest:
@@ -81,7 +78,7 @@ def located_root(root: str | None, manifest: Manifest) -> str:
         return root
     what = f"the root must be the folder where the paths in {manifest.source} start, got {root}"
     if os.path.exists(os.path.join(beside, first)):
-        raise UserError(f"{what}, which lacks {first}; it is in the manifest's own folder: try without a root")
+        raise UserError(f"{what}, which lacks {first}; try without a root: the manifest's own folder has it")
     if not os.path.isdir(root) and not os.path.isabs(first):
         raise UserError(f"{what}: no such folder")
     return root

@@ -17,9 +17,8 @@ from typing import Any, NamedTuple, Protocol
 from summit_train.core.errors import UserError
 from summit_train.core.text import from_json
 from summit_train.data.manifest import tables
-from summit_train.data.manifest.folders import class_folders, clips_below
-from summit_train.data.manifest.rows import ManifestRow
-from summit_train.data.manifest.tables import is_video, label_text, opened
+from summit_train.data.manifest.clip import ManifestRow
+from summit_train.data.manifest.tables import class_folders, clips_below, is_video, label_text, opened
 from summit_train.data.video.pictures import list_clip
 from summit_train.data.video.source import MISSING, DecodeError
 
@@ -28,8 +27,10 @@ HMDB51_PARTS = {"train": "1", "test": "2"}
 
 @dataclass(frozen=True)
 class Request:
-    """The split to import. labels: the data set's list of labels. classes: those of the other split, where that was
-    imported before. split, part: of HMDB51."""
+    """The split to import.
+
+    labels: the data set's list of labels. classes: those of a split that was imported before. split, part: of HMDB51.
+    """
 
     source: Path
     labels: Path | None = None
@@ -76,10 +77,10 @@ class Annotations:
         for clip in self.clips:
             for label in clip.labels:
                 if label not in known:
-                    raise UserError(f"{clip.place}: the label {label!r} is not one of the {len(known)} classes")
+                    raise UserError(f"{clip.place}: label must be one of the {len(known)} classes, got {label!r}")
 
     def located(self, root: str) -> Iterator[ManifestRow | DecodeError]:
-        """Yield each clip's row, with its path below `root`, or why it is left out (usually because it is missing).
+        """Yield each clip's row, with its path below `root`, or why it is left out.
 
         The frames of a folder are counted, of flow its fields; those of a video are not.
         """
@@ -91,27 +92,42 @@ class Annotations:
                     by_stem[os.path.splitext(name)[0]].append(os.path.relpath(path, root))
         for clip in self.clips:
             if self.by_stem:
-                found = next((by_stem[name] for name in clip.names if name in by_stem), [])
+                paths = next((by_stem[name] for name in clip.names if name in by_stem), [])
             else:
-                found = [name for name in clip.names if os.path.exists(os.path.join(root, name))][:1]
-            if not found:
-                yield DecodeError(clip.names[0], MISSING)
-            elif len(found) > 1:
-                yield DecodeError(clip.names[0], f"found more than once: {', '.join(found[:5])}")
-            else:
-                full = os.path.join(root, found[0])
-                try:
-                    num_frames = list_clip(full)[1] if os.path.isdir(full) else None
-                    label = label_text(sorted({labels[name] for name in clip.labels}))
-                    yield ManifestRow(found[0], label, num_frames, group=clip.group)
-                except DecodeError as error:
-                    yield DecodeError(found[0], error.reason)
+                paths = [name for name in clip.names if os.path.exists(os.path.join(root, name))][:1]
+            if len(paths) != 1:
+                reason = f"must be there once, got {', '.join(paths[:5])}" if paths else MISSING
+                yield DecodeError(clip.names[0], reason)
+                continue
+            full = os.path.join(root, paths[0])
+            try:
+                num_frames = list_clip(full)[1] if os.path.isdir(full) else None
+            except DecodeError as error:
+                yield DecodeError(paths[0], error.reason)
+                continue
+            label = label_text(sorted({labels[name] for name in clip.labels}))
+            yield ManifestRow(paths[0], label, num_frames, group=clip.group)
 
 
 def _lines(path: Path) -> Iterator[tuple[str, str]]:
     """Yield (file:line, text) of a file's lines that are not blank. Raises UserError."""
     with opened(path) as file:
         yield from ((f"{path}:{number}", line.strip()) for number, line in enumerate(file, 1) if line.strip())
+
+
+def _classes(path: Path, form: str, first: int) -> dict[str, str]:
+    """Return the name of each class by its code, from lines `CODE Name` in order; form: of the numbers from `first` on.
+
+    Raises UserError.
+    """
+    names = dict[str, str]()
+    for place, text in _lines(path):
+        code, _, name = text.partition(" ")
+        expected = form.format(first + len(names))
+        if code != expected or not name:
+            raise UserError(f"{place}: must be `{expected} Name of the class`, got {text!r}")
+        names[code] = name.strip()
+    return names
 
 
 def _cells(path: Path, columns: Sequence[str]) -> list[tuple[str, list[str]]]:
@@ -153,24 +169,18 @@ def _ucf101(ask: Request) -> Annotations:
 
     labels: classInd.txt, by default next to the list, with lines `1 ApplyEyeMakeup` and so on, without a gap.
     """
-    classes: list[str] = []
-    for place, text in _lines(ask.labels or ask.source.parent / "classInd.txt"):
-        number, _, name = text.partition(" ")
-        if number != str(len(classes) + 1) or not name:
-            raise UserError(f"{place}: must be `{len(classes) + 1} ClassName`, got {text!r}")
-        classes.append(name.strip())
-    numbers = {name: str(place) for place, name in enumerate(classes, 1)}
+    classes = tuple(_classes(ask.labels or ask.source.parent / "classInd.txt", "{}", 1).values())
     clips = []
     for place, text in _lines(ask.source):
         path, _, number = text.partition(" ")
         name, slash, _ = path.partition("/")
         if not slash:
             raise UserError(f"{place}: must be Class/video.avi, got {text!r}")
-        if number and numbers.get(name) != number:
-            raise UserError(f"{place}: {number} is not the number of {name} in the list of classes")
+        if number and name in classes and number != (right := str(1 + classes.index(name))):
+            raise UserError(f"{place}: the number of {name} must be {right}, as in the list of classes, got {number}")
         group = re.search(r"_(g\d+)_", path)
         clips.append(Listed(place, (path,), (name,), group and f"{name}_{group[1]}"))
-    return Annotations(tuple(clips), tuple(classes))
+    return Annotations(tuple(clips), classes)
 
 
 def _hmdb51(ask: Request) -> Annotations:
@@ -179,11 +189,11 @@ def _hmdb51(ask: Request) -> Annotations:
     part: 'train' or 'test'.
     """
     if ask.part is None:
-        raise UserError(f"{ask.source}: --part must be train or test; add --part train")
+        raise UserError(f"{ask.source}: --part must be train or test, got none")
     ending = f"_test_split{ask.split}.txt"
     lists = {path.name.removesuffix(ending): path for path in sorted(ask.source.glob(f"?*{ending}"))}
     if not lists:
-        raise UserError(f"{ask.source}: has no CLASS_test_split{ask.split}.txt")
+        raise UserError(f"{ask.source}: must have files CLASS_test_split{ask.split}.txt, got none; try another --split")
     clips = []
     for name, path in lists.items():
         for place, text in _lines(path):
@@ -197,15 +207,20 @@ def _hmdb51(ask: Request) -> Annotations:
 
 def _something_v1(ask: Request) -> Annotations:
     """Read a split of Something-Something V1 or Jester: a CSV `ID;label text`, and a folder ID of pictures a clip."""
-    if ask.labels is None:
-        raise UserError(f"{ask.source}: name the list of labels (something-something-v1-labels.csv) by --labels")
+    labels = tuple(text for _, text in _lines(_needed_labels(ask, "something-something-v1-labels.csv")))
     clips = []
     for place, text in _lines(ask.source):
         identity, semicolon, label = text.partition(";")
         if not semicolon:
             raise UserError(f"{place}: must be ID;label, got {text!r} (a test list has no labels)")
         clips.append(Listed(place, (identity,), (label,)))
-    return Annotations(tuple(clips), tuple(text for _, text in _lines(ask.labels)))
+    return Annotations(tuple(clips), labels)
+
+
+def _needed_labels(ask: Request, usual: str) -> Path:
+    if ask.labels is None:
+        raise UserError(f"{ask.source}: --labels must name the list of labels, such as {usual}, got none")
+    return ask.labels
 
 
 def _something_v2(ask: Request) -> Annotations:
@@ -213,24 +228,25 @@ def _something_v2(ask: Request) -> Annotations:
 
     labels: a JSON object from label to number: {"Approaching something with your camera": "0", ...}.
     """
-    if ask.labels is None:
-        raise UserError(f"{ask.source}: name the labels' numbers (something-something-v2-labels.json) by --labels")
-    numbers, listed = _json(ask.labels), _json(ask.source)
+    path = _needed_labels(ask, "something-something-v2-labels.json")
+    numbers = _json(path)
+    listed = _json(ask.source)
     try:
         names = {tables.parse_integer(str(number)): str(name) for name, number in numbers.items()}
     except (AttributeError, TypeError, ValueError):
-        raise UserError(f"{ask.labels}: must be a JSON object from each label to its number") from None
+        raise UserError(f"{path}: must be a JSON object from each label to its number") from None
     if sorted(names) != list(range(len(numbers))):
-        raise UserError(f"{ask.labels}: must have the numbers 0 to {len(numbers) - 1}, each once")
+        raise UserError(f"{path}: must have the numbers 0 to {len(numbers) - 1}, each once")
     if not isinstance(listed, list):
         raise UserError(f"{ask.source}: must be a JSON list of clips")
     clips = []
     for number, clip in enumerate(listed):
         place = f"{ask.source}: entry {number}"
         try:
-            identity, template = str(clip["id"]), str(clip["template"])
+            identity = str(clip["id"])
+            template = str(clip["template"])
         except (KeyError, TypeError):
-            raise UserError(f"{place} has no id and template (a test list has no labels)") from None
+            raise UserError(f"{place}: must have an id and a template (a test list has no labels)") from None
         # "Holding [something] next to [something]" is the label "Holding something next to something".
         label = template.replace("[", "").replace("]", "")
         clips.append(Listed(place, (f"{identity}.webm", f"{identity}.mp4"), (label,)))
@@ -242,7 +258,7 @@ def _json(path: Path) -> Any:
         try:
             return from_json(file.read())
         except ValueError as error:
-            raise UserError(f"{path}: is not JSON: {error}") from error
+            raise UserError(f"{path}: must be JSON: {error}") from error
 
 
 def _charades(ask: Request) -> Annotations:
@@ -251,17 +267,12 @@ def _charades(ask: Request) -> Annotations:
     A video has each of its actions as a label, whenever it happens, or none; its group is the person. labels:
     Charades_v1_classes.txt, by default next to the list, with lines `c000 Holding some clothes` in order.
     """
-    names: dict[str, str] = {}
-    for place, text in _lines(ask.labels or ask.source.parent / "Charades_v1_classes.txt"):
-        code, _, name = text.partition(" ")
-        if code != f"c{len(names):03}" or not name:
-            raise UserError(f"{place}: must be `c{len(names):03} Name of the class`, got {text!r}")
-        names[code] = name.strip()
+    names = _classes(ask.labels or ask.source.parent / "Charades_v1_classes.txt", "c{:03}", 0)
     clips = []
     for place, (identity, person, actions) in _cells(ask.source, ("id", "subject", "actions")):
         codes = [action.split()[0] for action in actions.split(";") if action.strip()]
-        found = tuple(names.get(code, code) for code in codes)
-        clips.append(Listed(place, (f"{identity}.mp4",), found, person or None))
+        labels = tuple(names.get(code, code) for code in codes)
+        clips.append(Listed(place, (f"{identity}.mp4",), labels, person or None))
     return Annotations(tuple(clips), tuple(names.values()))
 
 
@@ -275,7 +286,7 @@ def _folders(ask: Request) -> Annotations:
         if is_video(entry) or ((ask.source / name / entry).is_dir() and not entry.startswith("."))
     ]
     if not clips:
-        raise UserError(f"{ask.source}: no video and no folder of pictures in its class folders")
+        raise UserError(f"{ask.source}: must have a video or a folder of pictures in a class folder, got none")
     return Annotations(tuple(clips), classes)
 
 

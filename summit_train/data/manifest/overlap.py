@@ -48,28 +48,29 @@ def shared_clips(first: Manifest, second: Manifest, roots: Sequence[str | None])
 
 @dataclass(frozen=True)
 class Leaks:
-    """What training and validation share: clips, see `shared_clips`, and the names of groups, sorted."""
+    """The clips that training and validation share, see `shared_clips`, and the names of shared groups, sorted."""
 
     clips: Pairs
     groups: Sequence[str] = ()
 
     def values(self) -> dict[str, int]:
-        """Return what plan.json has of it."""
+        """Return the numbers for plan.json."""
         return {"shared_clips": len({other for _, other in self.clips}), "shared_groups": len(self.groups)}
 
     def warnings(self, val: Manifest) -> list[str]:
         """Return a line for clips of data.val that are training clips, too, with the first of them, and for groups."""
         lines = []
-        numbers = self.values()
+        high = "the accuracy will be too high; `summit-train data"
         if self.clips:
             (_, clip), how = next(iter(self.clips.items()))
-            count = counted(numbers["shared_clips"], "clip")
-            found = f"data.val shares {count} with data.train, such as {val.clip(clip)} (same {how})"
-            lines.append(f"{found}: the accuracy will be too high; `summit-train data compare` lists them all")
+            shared = f"{counted(self.values()['shared_clips'], 'clip')} with data.train"
+            lines.append(
+                f"data.val shares {shared}, such as {val.clip(clip)} (same {how}): {high} compare` lists them all"
+            )
         if self.groups:
-            count = counted(numbers["shared_groups"], "group")
-            found = f"data.val shares {count} (column group) with data.train, such as {', '.join(self.groups[:3])}"
-            lines.append(f"{found}: the accuracy will be too high; `summit-train data split` keeps groups on one side")
+            shared = f"{counted(len(self.groups), 'group')} (column group) with data.train"
+            names = ", ".join(self.groups[:3])
+            lines.append(f"data.val shares {shared}, such as {names}: {high} split` keeps groups on one side")
         return lines
 
 

@@ -9,9 +9,9 @@ import hashlib
 import os
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from tokenize import TokenError
 from typing import TYPE_CHECKING, Any
@@ -24,10 +24,8 @@ from summit_train.core.files import read_file, regular, replacing, write_json, w
 from summit_train.core.machine import free_memory
 from summit_train.core.text import binary_size, from_json
 from summit_train.data.manifest import tables
-from summit_train.data.manifest.clip import Clip
-from summit_train.data.manifest.folders import class_folders, folder_table, skipped_text
-from summit_train.data.manifest.rows import ManifestRow
-from summit_train.data.manifest.tables import CLASSES_FILE, DTYPES, OPTIONAL, label_text, opened
+from summit_train.data.manifest.clip import Clip, ManifestRow
+from summit_train.data.manifest.tables import CLASSES_FILE, DTYPES, OPTIONAL, Table, label_text, opened
 from summit_train.data.video.region import WHOLE_FRAME, Region
 from summit_train.data.video.span import WHOLE, Span
 
@@ -35,7 +33,9 @@ if TYPE_CHECKING:
     from summit_train.tasks.detection.boxes import Boxes
 
 # A packed set: its record, the columns of its manifest, and the folder that exists until it is finished.
-PACK_FILE, PACKED_MANIFEST, PACKING_FOLDER = "pack.json", "manifest", ".packing"
+PACK_FILE = "pack.json"
+PACKED_MANIFEST = "manifest"
+PACKING_FOLDER = ".packing"
 _ABOUT = "columns.json"
 
 
@@ -107,7 +107,7 @@ class Manifest:
 
     @property
     def has_spans(self) -> bool:
-        """Return whether a clip is less than its whole video."""
+        """Whether a clip is less than its whole video."""
         return bool(np.any(self.spans["start"] != WHOLE.start) or np.any(self.spans["end"] != WHOLE.end))
 
     def row(self, index: int) -> ManifestRow:
@@ -136,7 +136,8 @@ class Manifest:
         return 1 + max(int(self.labels.max()), int(self.more_labels["label"].max(initial=-1)))
 
     def labels_of(self, clip: int) -> tuple[int, ...]:
-        first, clips = int(self.labels[clip]), self.more_labels["clip"]
+        first = int(self.labels[clip])
+        clips = self.more_labels["clip"]
         more = slice(bisect_left(clips, clip), bisect_right(clips, clip))  # searchsorted would copy all of them
         return (*((first,) if first >= 0 else ()), *self.more_labels["label"][more].tolist())
 
@@ -179,24 +180,22 @@ class Manifest:
         return f"{self.source}:{line}" if line else self.path(index)
 
     def no_flow(self) -> str | None:
-        """Return why the list can have no optical flow, with the place of the first such clip; None where it can."""
+        """Return a sentence about the first clip that is played backwards, if any: its flow is not the video's."""
         if not self.reversed_flags.any():
             return None
         place = self.place(int(np.argmax(self.reversed_flags)))
-        return f"{place}: this clip is played backwards, and its flow is not that of the video read backwards"
+        return f"{place}: this clip is played backwards, and a clip of optical flow must not be"
 
     def check_labels(self, num_classes: int) -> None:
         """Raise UserError at the first label of `num_classes` or more, or if another number of classes is named."""
         clips, labels = self.label_pairs()
         if not len(labels):
-            raise UserError(f"{self.source}: must have a label, and no clip has one")
+            raise UserError(f"{self.source}: must have a label, got none in {len(self):,} clips")
         bad = np.flatnonzero(labels >= num_classes)
         if len(bad):
-            raise UserError(
-                f"{self.place(clips[bad[0]])}: label {labels[bad[0]]} is out of range: model.num_classes is "
-                f"{num_classes}, so labels go from 0 to {num_classes - 1}; this manifest needs "
-                f"{max(len(self.class_names), self.num_labels)}"
-            )
+            right = f"try model.num_classes={max(len(self.class_names), self.num_labels)}"
+            what = f"label must be from 0 to {num_classes - 1}, as model.num_classes is {num_classes}"
+            raise UserError(f"{self.place(clips[bad[0]])}: {what}, got {labels[bad[0]]}; {right}")
         if self.classes is not None and len(self.classes) != num_classes:
             named = f"{self.source} has {len(self.classes)} classes by its {'folders' if self.folder else CLASSES_FILE}"
             raise UserError(f"model.num_classes must be {len(self.classes)}, got {num_classes}: {named}")
@@ -227,7 +226,7 @@ class Manifest:
     def __reduce__(self) -> str | tuple[Any, ...]:
         if self.is_packed:
             return _reopen, (self.source, self.fingerprint())
-        return _unpickled, ({column.name: getattr(self, column.name) for column in fields(self)},)
+        return partial(Manifest, **{column.name: getattr(self, column.name) for column in fields(self)}), ()
 
 
 def read_manifest(path: str | Path, region: str | None = None) -> Manifest:
@@ -240,55 +239,70 @@ def read_manifest(path: str | Path, region: str | None = None) -> Manifest:
     a packed set was cut when it was packed. A list with boxes has a row for each of them. Raises UserError, naming
     file and line.
     """
-    source = Path(path)
+    return _read(Path(path), region)[0]
+
+
+def read_rows(path: str | Path, region: str | None = None) -> tuple[Manifest, list[ManifestRow]]:
+    """Read a list, and each clip's row with all columns, also those that training ignores. Raises UserError.
+
+    Both are of one reading: a list that changes afterwards cannot give a clip the cells of another one.
+    """
+    manifest, read = _read(Path(path), region, keep=True)
+    rows = list(map(manifest.row, range(len(manifest))))
+    others = [
+        tuple((name, column[place]) for name, column in cells.items() if name not in tables.READ_COLUMNS)
+        for lines, cells in read
+        for place in range(len(lines))
+    ]
+    return manifest, [replace(row, others=more) for row, more in zip(rows, others or [()] * len(rows), strict=True)]
+
+
+def _read(source: Path, region: str | None, *, keep: bool = False) -> tuple[Manifest, list[Table]]:
+    """Read a manifest. keep: return also the tables of a list of clips; they take several times its size."""
     if (source / PACK_FILE).is_file():
-        return read_packed(source)
+        return read_packed(source), []
     if (source / PACKING_FOLDER).is_dir():
         raise UserError(f"{source}: its packing was not finished; run `data pack` again to continue it")
-    is_folder = source.is_dir()
-    classes = class_folders(source) if is_folder else read_classes(source.parent / CLASSES_FILE)
-    if source.is_file() and 3 * (size := source.stat().st_size) > (free := free_memory()):  # measured: 2.9 to 6.2
-        need = f"a list of {binary_size(size)} needs 3 to 6 times as much memory, and {binary_size(free)} are free"
-        raise UserError(f"{source}: {need}; try a machine with more, or split the list")
-    found: Iterable[tables.Table]
-    boxes: Boxes | None = None
     others = Counter[str]()
-    if is_folder:
-        found = [folder_table(source, others)]
+    kept = list[Table]()
+    if source.is_dir():
+        folder = os.path.abspath(source)
+        classes: tuple[str, ...] | None = tables.class_folders(source)
+        columns = tables.parse_tables(source, [tables.folder_table(source, others)], classes, region)
     else:
-        found, boxes = _read_list(source, classes)
-    columns = tables.parse_tables(source, found, classes, region)
+        folder = ""
+        classes = read_classes(source.parent / CLASSES_FILE)
+        columns, kept = _read_list(source, classes, region, keep=keep)
     if not len(columns["labels"]):
-        raise UserError("; ".join([f"{source}: no clip found in it", *skipped_text(others)]))
-    if boxes is not None:
-        boxes.check_list(columns["frame_counts"])
-        columns |= {"boxes": boxes} | boxes.clip_columns()
-    return Manifest(str(source), os.path.abspath(source) if is_folder else "", classes, **columns)
+        raise UserError("; ".join([f"{source}: must have a clip, got none", *tables.skipped_text(others)]))
+    return Manifest(str(source), folder, classes, **columns), kept
 
 
-def _read_list(source: Path, classes: tuple[str, ...] | None) -> tuple[Iterable[tables.Table], Boxes | None]:
-    """Return the clips of a CSV as tables, and the boxes of one that has these. Raises UserError."""
+def _read_list(
+    source: Path, classes: tuple[str, ...] | None, region: str | None, *, keep: bool
+) -> tuple[dict[str, Any], list[Table]]:
+    """Return the columns of a text file and, to keep, its tables; one with boxes has none. Raises UserError."""
+    if source.is_file() and 3 * (size := source.stat().st_size) > (free := free_memory()):  # measured: 2.9 to 6.2
+        need = f"must have 3 to 6 times its {binary_size(size)} as free memory, got {binary_size(free)}"
+        raise UserError(f"{source}: {need}; try a machine with more, or split the list")
+    boxes: Boxes | None = None
     with opened(source, "the manifest ") as file:
-        line, header = next(((line, text) for line, text in enumerate(file, 1) if text.strip()), (0, ""))
-    names = [name.strip().strip('"') for name in header.split(",")]
-    if not {"video", "frame"} <= set(names) or "path" in names:
-        return tables.read_tables(source), None
-    from summit_train.tasks.detection.boxes import read_boxes
+        lines = ((line, text) for line, text in enumerate(iter(file.readline, ""), 1) if text.strip())
+        line, head = next(lines, (1, ""))
+        names = tables.header_names(head)
+        if {"video", "frame"} <= set(names) and "path" not in names:
+            from summit_train.tasks.detection.boxes import read_boxes
 
-    return read_boxes(source, line, names, classes)
-
-
-def read_rows(manifest: Manifest) -> Iterator[ManifestRow]:
-    """Yield every clip's row with all columns of its list. Raises UserError."""
-    found: Iterable[tables.Table] = [(range(len(manifest)), {})]
-    if not (manifest.is_packed or manifest.folder or manifest.boxes is not None):
-        found = tables.read_tables(Path(manifest.source))
-    clips = iter(range(len(manifest)))
-    for lines, cells in found:
-        others = {name: column for name, column in cells.items() if name not in tables.READ_COLUMNS}
-        for place in range(len(lines)):
-            more = tuple((name, column[place]) for name, column in others.items())
-            yield replace(manifest.row(next(clips)), others=more)
+            found: Iterable[Table]
+            found, boxes = read_boxes(source, file, line, names, classes)
+        else:
+            found = tables.read_tables(source, file, line, head)
+        kept = list(found) if keep else []
+        columns = tables.parse_tables(source, kept or found, classes, region)
+    if boxes is None:
+        return columns, kept
+    boxes.check_list(columns["frame_counts"])
+    return columns | {"boxes": boxes} | boxes.clip_columns(), []
 
 
 def read_packed(source: Path) -> Manifest:
@@ -331,34 +345,24 @@ def _reopen(source: str, fingerprint: str) -> Manifest:
     return manifest
 
 
-def _unpickled(values: dict[str, Any]) -> Manifest:
-    return Manifest(**values)
-
-
 def write_packed_manifest(folder: Path, manifest: Manifest) -> str:
     """Write a manifest into the folder of a packed set; return its fingerprint."""
     wide = len(manifest.paths) >= 1 << 32
     dtypes = DTYPES | {"paths": np.uint8, "offsets": np.int64 if wide else np.uint32}
-    # The files of the others are missing.
-    used: dict[str, Any] = {name: True for name in OPTIONAL if len(getattr(manifest, name))}
-    for name, dtype in dtypes.items():
-        if name not in OPTIONAL or name in used:
-            save_column(folder / PACKED_MANIFEST / f"{name}.npy", getattr(manifest, name), dtype)
+    columns = {name: (getattr(manifest, name), dtype) for name, dtype in dtypes.items()}
+    used: dict[str, Any] = {name: True for name in OPTIONAL if len(columns[name][0])}
+    columns = {name: column for name, column in columns.items() if name not in OPTIONAL or name in used}
     if manifest.boxes is not None:
-        for name, dtype in manifest.boxes.types.items():
-            save_column(folder / PACKED_MANIFEST / f"{name}.npy", manifest.boxes.columns[name], dtype)
+        columns |= {name: (manifest.boxes.columns[name], dtype) for name, dtype in manifest.boxes.types.items()}
         used["boxes"] = True
+    for name, (column, dtype) in columns.items():
+        with replacing(folder / PACKED_MANIFEST / f"{name}.npy") as file:
+            np.save(file, column.astype(dtype, copy=False))
     fingerprint = manifest.fingerprint()
     used |= {"group_names": manifest.group_names} if manifest.group_names else {}
     about = {"classes": manifest.classes, "pixels": manifest.pixels, "fingerprint": fingerprint}
     write_json(folder / PACKED_MANIFEST / _ABOUT, about | used)
     return fingerprint
-
-
-def save_column(path: Path, column: NDArray[Any], dtype: DTypeLike) -> None:
-    """Write a .npy file, whole or not at all."""
-    with replacing(path) as file:
-        np.save(file, column.astype(dtype, copy=False))
 
 
 def load_column(path: Path, *dtypes: DTypeLike) -> NDArray[Any]:
@@ -373,39 +377,52 @@ def load_column(path: Path, *dtypes: DTypeLike) -> NDArray[Any]:
     return column
 
 
+# Classes.
+
+
 def read_classes(path: str | Path) -> tuple[str, ...] | None:
     """Return the class names of a `classes.txt`, label 0 first, or None where it is missing. Raises UserError."""
     if not Path(path).exists():
         return None
     with opened(path) as file:
         names = tuple(line.strip() for line in file.read().rstrip().split("\n"))
-    first = dict(zip(reversed(names), range(len(names), 0, -1), strict=True))
+    seen = set[str]()
     for line, name in enumerate(names, 1):
-        if not name or first[name] < line:
-            what = f"the class {name!r} is listed twice" if name else "an empty line among the classes"
-            raise UserError(f"{path}:{line}: {what}; write one name a line, each once")
+        if not name or name in seen:
+            wrong = f"{name!r} again" if name else "an empty line"
+            raise UserError(f"{path}:{line}: must be the name of another class, got {wrong}")
+        seen.add(name)
     return names or None
+
+
+def check_classes(place: str | Path, classes: Iterable[str]) -> None:
+    """Raise UserError for a class that classes.txt cannot hold. place: what names it, for the message."""
+    for name in classes:
+        if "\n" in name or name != name.strip():
+            what = f"a class must have a name of one line without a blank around it, got {name!r}"
+            raise UserError(f"{place}: {what}; rename it")
 
 
 def write_classes(folder: Path, classes: Iterable[str]) -> None:
     """Write a folder's classes.txt: the names of the classes, label 0 first. Raises UserError as `check_classes`."""
     classes = list(classes)
-    tables.check_classes(folder / CLASSES_FILE, classes)
+    check_classes(folder / CLASSES_FILE, classes)
     write_text(folder / CLASSES_FILE, "".join(f"{name}\n" for name in classes))
 
 
 def check_same_classes(one: object, classes: Iterable[str] | None, other: object, others: Iterable[str] | None) -> None:
     """Raise UserError where two lists, or what was made of them, number classes differently. None: without names."""
-    names, theirs = tuple(classes or ()), tuple(others or ())
+    names = tuple(classes or ())
+    theirs = tuple(others or ())
     if names and theirs and names != theirs:
-        differing = ", ".join(map(repr, (sorted({*names} ^ {*theirs}) or ["only in their order"])[:5]))
-        wrong = "do not have the same classes, so their labels mean different things"
-        raise UserError(f"{one} and {other} {wrong}: they differ in {differing}")
+        differing = ", ".join(map(repr, sorted({*names} ^ {*theirs})[:5])) or "their order"
+        right = "must have the same classes, as labels are their places"
+        raise UserError(f"{one} and {other} {right}; they differ in {differing}")
 
 
 def check_beside(manifest: Path, classes: tuple[str, ...] | None, source: Path) -> None:
     """Raise UserError where a new manifest of these classes would be read with other ones."""
-    tables.check_classes(source, classes or ())
+    check_classes(source, classes or ())
     names = manifest.parent / CLASSES_FILE
     if read_classes(names) not in (None, classes):
-        raise UserError(f"{names}: has other classes than {source}; write to another folder")
+        raise UserError(f"{names}: must have the classes of {source}, got others; write to another folder")

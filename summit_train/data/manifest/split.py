@@ -12,9 +12,8 @@ from pathlib import Path
 from summit_train.core import rng
 from summit_train.core.errors import UserError
 from summit_train.core.text import counted
-from summit_train.data.manifest.reading import read_manifest, read_rows, write_classes
-from summit_train.data.manifest.rows import ManifestRow, write_manifest
-from summit_train.data.manifest.tables import check_classes
+from summit_train.data.manifest.clip import ManifestRow, write_manifest
+from summit_train.data.manifest.reading import check_classes, read_rows, write_classes
 
 # Shuffles that are tried where groups of several classes leave a part without a class.
 _ATTEMPTS = 32
@@ -58,17 +57,17 @@ def split_manifest(
     Raises UserError if the expression is bad, there are fewer groups than folds, a class cannot be on both sides of
     every fold, or both directions are requested of clips that are already reversed.
     """
-    source = read_manifest(manifest)
+    source, rows = read_rows(manifest)
     names = source.class_names
     unknown = sorted(set(only) - set(names))
     if unknown:
         raise UserError(f"{source.source}: must have the class {unknown[0]!r}; valid: {', '.join(names)}")
-    rows = [row for row in read_rows(source) if not only or any(names[label] in only for label in row.labels)]
+    rows = [row for row in rows if not only or any(names[label] in only for label in row.labels)]
     if both_directions and source.boxes is not None:
         raise UserError(f"{source.source}: has boxes, and a list with boxes cannot be played backwards")
     backwards = next((row.path for row in rows if row.reversed), None)
     if both_directions and backwards is not None:
-        raise UserError(f"{source.source}: {backwards} is reversed already; both directions need unreversed clips")
+        raise UserError(f"{source.source}: --both-directions must have clips that are not reversed, got {backwards}")
     if group is not None:
         rows = [replace(row, group=_group_of(row.path, group)) for row in rows]
     grouping = _grouping(rows, group)
@@ -88,23 +87,41 @@ def split_manifest(
     return done
 
 
-def parts_of(rows: Sequence[ManifestRow], names: Sequence[str], folds: int, seed: int = 0) -> list[int]:
-    """Return each row's part, 0 .. folds - 1. Raises UserError where the rows' groups cannot be split so."""
-    groups = list(map(_group, rows))
-    counts: dict[str, Counter[str]] = {name: Counter() for name in sorted(set(groups))}
-    for row, name in zip(rows, groups, strict=True):
-        counts[name].update(names[label] for label in row.labels)
-    part_of = _parts(counts, folds, seed)
-    return [part_of[name] for name in groups]
-
-
 def _write(folder: Path, sides: Sequence[Sequence[ManifestRow]], names: Sequence[str], grouping: str) -> Fold:
     for side, rows in zip(("train", "val"), sides, strict=True):
         write_manifest(folder / f"{side}.csv", rows)
     counts = [Counter(names[label] for row in rows for label in row.labels) for rows in sides]
-    train, val = ({name: count[name] for name in names if counts[0][name]} for count in counts)
+    train, val = ({name: count[name] for name in names if count[name]} for count in counts)
     groups = tuple(len(set(map(_group, rows))) for rows in sides)
     return Fold(folder, train, val, tuple(map(len, sides)), groups, grouping)
+
+
+def parts_of(rows: Sequence[ManifestRow], names: Sequence[str], folds: int, seed: int = 0) -> list[int]:
+    """Return each row's part, 0 .. folds - 1. Raises UserError where the rows' groups cannot be split so."""
+    groups: dict[str, Counter[str]] = {name: Counter() for name in sorted(set(map(_group, rows)))}
+    for row in rows:
+        groups[_group(row)].update(names[label] for label in row.labels)
+    if len(groups) < 2:
+        raise UserError(f"the files must be in at least two groups, got one, {''.join(groups)}; try another --group")
+    if not 2 <= folds <= len(groups):
+        shown = ", ".join(list(groups)[:12])
+        raise UserError(f"--folds must be 2 to {len(groups)}, the number of groups ({shown}), got {folds}")
+    num_groups = Counter(name for counts in groups.values() for name in counts)
+    for name, number in sorted(num_groups.items()):
+        if number < folds:
+            fewer = f"--folds {number}, " if number > 1 else ""
+            right = f"try {fewer}more groups (another --group), or other classes (--only)"
+            must = f"the class {name!r} must have clips in {folds} groups to be on both sides of each of {folds} folds"
+            raise UserError(f"{must}, got {number} of {len(groups)} groups; {right}")
+    for attempt in range(_ATTEMPTS):
+        parts = _balanced(groups, folds, seed, attempt)
+        covered = {(part, name) for group, part in parts.items() for name in groups[group]}
+        lacking = [name for name in num_groups if any((part, name) not in covered for part in range(folds))]
+        if not lacking:
+            return [parts[_group(row)] for row in rows]
+    wrong = f"no split into {folds} folds was found with the class {min(lacking)!r} on both sides of each"
+    right = "its groups belong to other classes too; try fewer --folds, or another --group or --seed"
+    raise UserError(f"{wrong}: {right}")
 
 
 def _group(row: ManifestRow) -> str:
@@ -116,10 +133,10 @@ def _group_of(path: str, pattern: str) -> str:
         match = re.search(pattern, Path(path).name)
     except re.error as error:
         raise UserError(f"--group must be a regular expression, got {pattern!r}: {error}") from error
-    found = match and match.group(min(1, match.re.groups))
-    if found is None:
-        raise UserError(f"{path}: the group {pattern!r} matches nothing in the file's name")
-    return found
+    group = match and match.group(min(1, match.re.groups))
+    if group is None:
+        raise UserError(f"{path}: --group must match in each file's name, got {pattern!r}, which does not")
+    return group
 
 
 def _grouping(rows: Sequence[ManifestRow], pattern: str | None) -> str:
@@ -129,31 +146,6 @@ def _grouping(rows: Sequence[ManifestRow], pattern: str | None) -> str:
     alone = f"{counted(without, 'file')} without a group, each a group of its own"
     column = "groups: the list's column 'group'" + (f"; {alone}" if without else "")
     return column if any(row.group for row in rows) else "groups: each file is one (no column 'group', no --group)"
-
-
-def _parts(groups: Mapping[str, Counter[str]], folds: int, seed: int) -> dict[str, int]:
-    """Return each group's part, 0 .. folds - 1. groups: the clips of each class, sorted by the groups' names."""
-    if len(groups) < 2:
-        raise UserError(f"the files must be in at least two groups, got one, {''.join(groups)}; try another --group")
-    if not 2 <= folds <= len(groups):
-        shown = ", ".join(list(groups)[:12])
-        raise UserError(f"--folds must be 2 to {len(groups)}, the number of groups ({shown}), got {folds}")
-    num_groups = Counter(name for counts in groups.values() for name in counts)
-    for name, number in sorted(num_groups.items()):
-        if number < folds:
-            fewer = f"--folds {number}, " if number > 1 else ""
-            right = f"try {fewer}more groups (another --group), or other classes (--only)"
-            has = f"the class {name!r} has clips in {number} of {len(groups)} groups"
-            raise UserError(f"{has}, so it cannot be on both sides of each of {folds} folds; {right}")
-    for attempt in range(_ATTEMPTS):
-        parts = _balanced(groups, folds, seed, attempt)
-        covered = {(part, name) for group, part in parts.items() for name in groups[group]}
-        lacking = [name for name in num_groups if any((part, name) not in covered for part in range(folds))]
-        if not lacking:
-            return parts
-    wrong = f"no split into {folds} folds was found with the class {min(lacking)!r} on both sides of each"
-    right = "its groups belong to other classes too; try fewer --folds, or another --group or --seed"
-    raise UserError(f"{wrong}: {right}")
 
 
 def _balanced(groups: Mapping[str, Counter[str]], folds: int, seed: int, attempt: int) -> dict[str, int]:

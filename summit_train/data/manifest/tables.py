@@ -1,12 +1,14 @@
-"""From the text of a list (CSV, header-less list or class folders) to columns of numbers; errors name file and line."""
+"""From a list (CSV, header-less lines or class folders) to columns of numbers; errors name file and line."""
 
 from __future__ import annotations
 
 import csv
 import difflib
 import math
+import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -20,6 +22,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from summit_train.core.errors import UserError
 from summit_train.core.files import regular
+from summit_train.data.video.pictures import is_picture
 from summit_train.data.video.region import Region
 from summit_train.data.video.span import TO_THE_END, Span
 
@@ -28,13 +31,16 @@ VIDEO_EXTENSIONS = (
     ".mpeg", ".mpg", ".mts", ".ogv", ".ts", ".webm", ".wmv",
 )  # fmt: skip
 CLASSES_FILE = "classes.txt"
-_BLOCK = 1 << 20  # characters that are read at once
-_ROWS = 1 << 14  # of a table
 _INT32_MAX = 2**31 - 1
 # int() and float() also take `nan`, `1_0` and the digits of every script.
 _INTEGER = re.compile(r"[+-]?[0-9]{1,400}")
 _NUMBER = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _FLAGS = {"0": False, "false": False, "no": False, "1": True, "true": True, "yes": True}
+
+# The rows of a list: their line numbers (0 in class folders), and their cells, column by column.
+Table = tuple[Sequence[int], Mapping[str, Sequence[str]]]
+
+# Columns.
 
 
 def parse_number(text: str) -> float:
@@ -94,7 +100,7 @@ OPTIONAL_COLUMNS = {
     "end_frame": replace(_START, default=TO_THE_END),
 }
 READ_COLUMNS = ("path", "label", "group", *OPTIONAL_COLUMNS)
-COLUMNS = (*READ_COLUMNS, "fps", "width", "height")
+_KNOWN = (*READ_COLUMNS, "fps", "width", "height")
 
 # The columns with a row for each clip, see `reading.Manifest`.
 DTYPES: dict[str, DTypeLike] = {
@@ -104,61 +110,91 @@ DTYPES: dict[str, DTypeLike] = {
 }  # fmt: skip
 # Empty where no clip needs them; more_labels has rows for some clips only.
 OPTIONAL = ("spans", "more_labels", "regions", "groups")
-# The rows of a list: their line numbers (0 in class folders), and their cells, column by column.
-Table = tuple[Sequence[int], dict[str, Sequence[str]]]
+
+
+# From text to tables.
 
 
 @contextmanager
 def opened(path: str | Path, what: str = "") -> Iterator[TextIO]:
     """Open a text file for the block. Raises UserError where it, `what` in the message, cannot be read.
 
-    Bytes that are not UTF-8 become surrogates, because paths may hold any bytes.
+    Also where it is rewritten in place meanwhile: the block may have read half of each version. A file that takes its
+    place changes nothing. Bytes that are not UTF-8 become surrogates, because paths may hold any bytes.
     """
     try:
         with open(path, newline="", encoding="utf-8-sig", errors="surrogateescape", opener=regular) as file:
-            yield file
+            before = os.fstat(file.fileno())
+            try:
+                yield file
+            finally:  # also after an error, which may be of a line that is half of each version
+                after = os.fstat(file.fileno())
+                if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
+                    wrong = f"{path}: {what}must not change while it is read, got another version"
+                    raise UserError(f"{wrong}; try again when nothing writes to it")
     except (OSError, csv.Error) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise UserError(f"{path}: {what}cannot be read: {reason}") from error
 
 
-def read_tables(source: Path) -> Iterator[Table]:
-    """Read a CSV with a header, or header-less lines `path label` or `path num_frames label`. Raises UserError.
+def read_tables(
+    source: Path, file: TextIO, line: int, head: str, *, block: int = 1 << 20, rows: int = 1 << 14
+) -> Iterator[Table]:
+    """Read the rest of a CSV with a header, or of header-less lines `path label` or `path num_frames label`.
 
-    Yields an empty table, and the rows in tables of some thousand, since a list may have millions.
+    head: the first line that is not blank, whose number is `line`. Yields an empty table, and the rows in tables, since
+    a list may have millions: `block` characters of a CSV or so, `rows` rows of the others. Raises UserError.
     """
-    with opened(source, "the manifest ") as file:
-        filled = ((line, text) for line, text in enumerate(iter(file.readline, ""), 1) if text.strip())
-        line, head = next(filled, (1, ""))
-        blocks = iter(lambda: file.read(_BLOCK) + file.readline(), "")
-        names = [name.strip().strip('"') for name in head.split(",")]
-        if {"path", "label"} & set(names):
-            place = f"{source}:{line}"
-            for name in ("path", "label"):
-                if names.count(name) != 1:
-                    raise UserError(f"{place}: the header must have one column {name!r}, got {', '.join(names)}")
-            check_names(place, names, COLUMNS)
-            found = _csv_tables(source, blocks, line, names)
-        else:
-            names = ["path", "num_frames", "label"]
-            texts = enumerate(chain([head], _lines_of(blocks)), line)
-            rows = ((line, *_list_row(f"{source}:{line}", text)) for line, text in texts if text.strip())
-            found = _tables(rows, names)
-        yield [], dict.fromkeys(names, ())
-        yield from found
+    blocks = iter(lambda: file.read(block) + file.readline(), "")
+    names = header_names(head)
+    if {"path", "label"} & set(names):
+        check_header(f"{source}:{line}", names, ("path", "label"), _KNOWN)
+        tables = _csv_tables(source, blocks, line, names, rows)
+    else:
+        names = ["path", "num_frames", "label"]
+        texts = enumerate(chain([head], _lines_of(blocks)), line)
+        listed = ((line, *_list_row(f"{source}:{line}", text)) for line, text in texts if text.strip())
+        tables = _tables(listed, names, rows)
+    yield [], dict.fromkeys(names, ())
+    yield from tables
+
+
+def header_names(head: str) -> list[str]:
+    return [name.strip().strip('"') for name in head.split(",")]
+
+
+def check_header(place: str, names: Sequence[str], needed: Sequence[str], known: Sequence[str]) -> None:
+    """Raise UserError where a header lacks a needed column, has it twice, or misspells a known one that it lacks.
+
+    Other columns may have any name; a plural, such as groups, is one of the user's own.
+    """
+    for name in needed:
+        if names.count(name) != 1:
+            raise UserError(f"{place}: the header must have one column {name!r}, got {','.join(names)}")
+    lacking = [column for column in known if column not in names]
+    for name in set(names).difference(known):
+        for column in lacking:
+            if name != f"{column}s" and _is_one_edit(name, column):
+                raise UserError(f"{place}: unknown column {name!r}: did you mean {column!r}?")
+
+
+def _is_one_edit(name: str, other: str) -> bool:
+    """Tell whether a letter more, a letter less, another one, or one at another place makes one name the other."""
+    shorter, wanted = ({text[:place] + text[place + 1 :] for place in range(len(text))} for text in (name, other))
+    return other in shorter or name in wanted or not shorter.isdisjoint(wanted)
 
 
 def _lines_of(blocks: Iterable[str]) -> Iterator[str]:
     return chain.from_iterable(StringIO(block, newline="") for block in blocks)
 
 
-def _tables(rows: Iterator[tuple[Any, ...]], names: Sequence[str]) -> Iterator[Table]:
-    while some := list(islice(rows, _ROWS)):
+def _tables(rows: Iterator[tuple[Any, ...]], names: Sequence[str], most: int) -> Iterator[Table]:
+    while some := list(islice(rows, most)):
         lines, *cells = zip(*some, strict=True)
         yield lines, dict(zip(names, cells, strict=True))
 
 
-def _csv_tables(source: Path, blocks: Iterator[str], first: int, names: Sequence[str]) -> Iterator[Table]:
+def _csv_tables(source: Path, blocks: Iterator[str], first: int, names: Sequence[str], most: int) -> Iterator[Table]:
     """Yield the rows of blocks of whole lines, which follow the first lines. Raises UserError."""
     for block in blocks:
         if cells := _plain_cells(block, len(names)):
@@ -166,7 +202,7 @@ def _csv_tables(source: Path, blocks: Iterator[str], first: int, names: Sequence
             yield lines, {name: cells[place :: len(names)] for place, name in enumerate(names)}
             first += len(lines)
         else:  # cells in quotes may reach into the next block, so csv gets all that is left
-            yield from _tables(csv_rows(source, _lines_of(chain([block], blocks)), first, len(names)), names)
+            yield from _tables(csv_rows(source, _lines_of(chain([block], blocks)), first, len(names)), names, most)
 
 
 def _plain_cells(block: str, width: int) -> list[str] | None:
@@ -178,36 +214,6 @@ def _plain_cells(block: str, width: int) -> list[str] | None:
     return text.replace("\n", ",").split(",") if is_plain and '"' not in text and "\r" not in text else None
 
 
-def is_video(name: str) -> bool:
-    """Return whether a file's name is a video's, and not hidden."""
-    return name.lower().endswith(VIDEO_EXTENSIONS) and not name.startswith(".")
-
-
-def check_names(place: str, names: Sequence[str], known: Sequence[str]) -> None:
-    """Raise UserError for a column that is one edit from a known one which the list lacks; others may have any name.
-
-    A plural is a name of the user's own: groups.
-    """
-    lacking = [column for column in known if column not in names]
-    for name in set(names).difference(known):
-        for column in lacking:
-            if name != f"{column}s" and _is_one_edit(name, column):
-                raise UserError(f"{place}: unknown column {name!r}: did you mean {column!r}?")
-
-
-def _is_one_edit(name: str, other: str) -> bool:
-    """Return whether a letter more, a letter less, another one, or one at another place makes one name the other."""
-    shorter, wanted = ({text[:place] + text[place + 1 :] for place in range(len(text))} for text in (name, other))
-    return other in shorter or name in wanted or not shorter.isdisjoint(wanted)
-
-
-def check_classes(place: str | Path, classes: Iterable[str]) -> None:
-    """Raise UserError for a class that classes.txt cannot hold. place: what names it, for the message."""
-    if broken := next((name for name in classes if "\n" in name or name != name.strip()), None):
-        what = f"a class must have a name of one line without a blank around it, got {broken!r}"
-        raise UserError(f"{place}: {what}; rename it")
-
-
 def csv_rows(source: Path, texts: Iterable[str], first: int, width: int) -> Iterator[tuple[Any, ...]]:
     """Yield (line, cells) of the rows of texts that follow the first lines. Raises UserError."""
     rows = csv.reader(texts)
@@ -217,21 +223,21 @@ def csv_rows(source: Path, texts: Iterable[str], first: int, width: int) -> Iter
             if len(row) == width:
                 yield line, *row
             elif any("\n" in cell for cell in row):
-                raise UserError(f"{source}:{line}: a double quote is not closed on its line")
+                raise UserError(f"{source}:{line}: a double quote must be closed on its line, got one that is not")
             elif row:
-                hint = 'put a path with a comma in double quotes: "a, b.mp4",3'
-                raise UserError(f"{source}:{line}: {len(row)} fields where the header has {width}; {hint}")
+                right = 'put a path with a comma in double quotes: "a, b.mp4",3'
+                raise UserError(f"{source}:{line}: must have {width} cells, as the header has, got {len(row)}; {right}")
             line = first + rows.line_num + 1
     except csv.Error as error:
-        raise UserError(f"{source}:{first + rows.line_num}: not a CSV: {error}") from error
+        raise UserError(f"{source}:{first + rows.line_num}: must be a row of a CSV: {error}") from error
 
 
 def _list_row(place: str, text: str) -> tuple[str, str, str]:
     """Return path, num_frames or "", and label of a header-less line; the path may contain blanks."""
     path, *label = text.strip().rsplit(None, 1)
     if not label or path.endswith(",") or label[0].startswith(","):
-        right = "begin the file with the line path,label or separate path and label by a blank"
-        raise UserError(f"{place}: {text.strip()[:80]!r} is neither `path label` nor below a header: {right}")
+        right = "separate path and label by a blank, or begin the file with the line path,label"
+        raise UserError(f"{place}: must be `path label` in a list without a header, got {text.strip()[:80]!r}; {right}")
     shorter, *frames = path.rsplit(None, 1)
     # A path without a video's extension is a folder of pictures, and lists of those give the number of frames.
     if path.lower().endswith(VIDEO_EXTENSIONS) or not frames or not frames[0].isdecimal():
@@ -239,8 +245,94 @@ def _list_row(place: str, text: str) -> tuple[str, str, str]:
     return shorter, frames[0], label[0]
 
 
+# Folders.
+
+
+def is_video(name: str) -> bool:
+    """Tell a video by its name. A hidden file is none."""
+    return name.lower().endswith(VIDEO_EXTENSIONS) and not name.startswith(".")
+
+
+def class_folders(source: Path) -> tuple[str, ...]:
+    """Return the names of a folder's class folders, sorted: their places are the labels. Raises UserError."""
+    names = tuple(entry.name for entry in _entries(str(source)) if entry.is_dir())
+    if not names:
+        raise UserError(f"{source}: must be a manifest, or have a sub-folder of videos for each class; has none")
+    return names
+
+
+def folder_table(source: Path, others: Counter[str]) -> Table:
+    """List the clips below each class folder, at any depth, sorted; their paths are relative to `source`.
+
+    others: of `clips_below`. Pictures that lie in a class folder itself are counted there too.
+    """
+    others.update(_kind(entry.name) for entry in _entries(str(source)) if not entry.is_dir())
+    paths = list[str]()
+    labels = list[str]()
+    for label, name in enumerate(class_folders(source)):
+        clips = clips_below(os.path.join(source, name), others, is_clip=False)
+        paths += sorted(os.path.relpath(clip, source) for clip in clips)
+        labels += [str(label)] * len(clips)
+    return [0] * len(paths), {"path": paths, "label": labels}
+
+
+def clips_below(
+    folder: str, others: Counter[str], *, is_clip: bool = True, seen: dict[tuple[int, int], str] | None = None
+) -> list[str]:
+    """Return the paths of a folder's videos, then of the clips in its sub-folders, each sorted; links are followed.
+
+    A folder of numbered pictures without a clip below it is a clip. Hidden entries are left out.
+
+    others: counts the other files, by their extensions. is_clip: False if this folder is none, whatever it holds.
+    seen: the folders so far. Raises UserError for a folder that cannot be read, a link to nothing, and a folder that
+    links lead to twice, as in a loop: its clips would count twice.
+    """
+    status = os.stat(folder)
+    seen = {} if seen is None else seen
+    if (first := seen.setdefault((status.st_dev, status.st_ino), folder)) != folder:
+        raise UserError(f"{folder}: leads to {first} once more, through a link; remove one of the two")
+    entries = _entries(folder)
+    files = [entry.name for entry in entries if not entry.is_dir()]
+    clips = [os.path.join(folder, name) for name in files if is_video(name)]
+    for entry in entries:
+        if entry.is_dir():
+            clips += clips_below(entry.path, others, seen=seen)
+    if is_clip and not clips and any(map(is_picture, files)):
+        clips = [folder]
+        files = [name for name in files if not is_picture(name)]
+    others.update(_kind(name) for name in files if not is_video(name))
+    return clips
+
+
+def skipped_text(others: Counter[str]) -> list[str]:
+    """Return a line about files that are no clips, or nothing."""
+    kinds = ", ".join(f"{count:,} {kind}" for kind, count in sorted(others.items()))
+    return [f"no videos by their names: {kinds}"] if kinds else []
+
+
+def _kind(name: str) -> str:
+    return os.path.splitext(name)[1].lower() or "without an extension"
+
+
+def _entries(folder: str) -> list[os.DirEntry[str]]:
+    """Return a folder's entries by name, without hidden ones. Raises UserError for a link to nothing."""
+    try:
+        with os.scandir(folder) as found:
+            entries = sorted((entry for entry in found if not entry.name.startswith(".")), key=lambda entry: entry.name)
+    except OSError as error:
+        raise UserError(f"{folder}: cannot be read: {error.strerror}") from error
+    for entry in entries:
+        if entry.is_symlink() and not os.path.exists(entry.path):  # a disk that is not mounted hides its clips
+            target = os.readlink(entry.path)
+            raise UserError(f"{entry.path}: is a link to {target}, which is not there; mount it, or remove the link")
+    return entries
+
+
+# From tables to columns.
+
+
 def parse_tables(
-    source: Path, tables: Iterable[Table], classes: tuple[str, ...] | None, region: str | None = None
+    source: Path, tables: Iterable[Table], classes: Sequence[str] | None, region: str | None = None
 ) -> dict[str, Any]:
     """Return the columns of DTYPES, "paths", "offsets" and "group_names" (see `reading.Manifest`) of all tables.
 
@@ -251,9 +343,10 @@ def parse_tables(
     clips = 0
     parts = list[dict[str, NDArray[Any]]]()
     for table in tables:
-        parts.append(_parse_table(source, table, numbers, groups))
-        parts[-1]["more_labels"]["clip"] += clips
-        parts[-1]["regions"] = np.zeros(0, DTYPES["regions"]) if region is None else parse_regions(source, table)
+        part = _parse_table(source, table, numbers, groups)
+        part["more_labels"]["clip"] += clips
+        part["regions"] = np.zeros(0, DTYPES["regions"]) if region is None else _regions(source, table)
+        parts.append(part)
         clips += len(table[0])
     columns = {name: np.concatenate([part.pop(name) for part in parts]) for name in [*parts[0]]}
     columns["offsets"] = np.cumsum(np.concatenate([[0], columns.pop("lengths")]))
@@ -269,7 +362,8 @@ def _parse_table(
     paths = "".join(cells["path"]).encode("utf-8", "surrogateescape")
     each = cells["path"] if paths.isascii() else [path.encode("utf-8", "surrogateescape") for path in cells["path"]]
     if "" in cells["path"]:
-        raise UserError(f"{source}:{lines[cells['path'].index('')]}: the path is empty")
+        line = lines[cells["path"].index("")]
+        raise UserError(f"{source}:{line}: path must name a video or a folder of pictures, got an empty cell")
     labels_of = cache(partial(_labels, numbers))
     more = ((clip, text) for clip, text in enumerate(cells["label"]) if ";" in text)
     values = {
@@ -324,12 +418,12 @@ def _spans(source: Path, lines: Sequence[int], values: dict[str, NDArray[Any]]) 
         span = Span(*spans[bad[0]].item())
         wrong = f"end_frame must be after start_frame, got {span.start} to {span.end}"
         if span.end == TO_THE_END or span.start < span.end:
-            wrong = f"a video has {counts[bad[0]]} frames, and the span {span} does not lie among them"
+            wrong = f"the span must be within the video's {counts[bad[0]]} frames, got {span}"
         raise UserError(f"{source}:{lines[bad[0]]}: {wrong}")
     return spans
 
 
-def parse_regions(source: Path, table: Table) -> NDArray[np.void]:
+def _regions(source: Path, table: Table) -> NDArray[np.void]:
     """Return each clip's region by the columns of data.region. Raises UserError at the first bad one."""
     lines, cells = table
     if lacking := [name for name in Region._fields if name not in cells]:
@@ -359,28 +453,28 @@ def _labels(numbers: dict[str, int], text: str) -> tuple[int, ...]:
     words = text.strip()
     if ";" not in words or words in numbers:  # a class may have a semicolon in its name
         return (parse_label(numbers, text),)
-    found = sorted(parse_label(numbers, word) for word in words.split(";")) if words != ";" else []
-    if len(set(found)) < len(found):
-        raise ValueError(f"a label must name each class once, got {words!r}")
-    return tuple(found)
+    labels = sorted(parse_label(numbers, word) for word in words.split(";")) if words != ";" else []
+    if len(set(labels)) < len(labels):
+        raise ValueError(f"label must name each class once, got {words!r}")
+    return tuple(labels)
 
 
 def parse_label(numbers: dict[str, int], text: str) -> int:
     """Parse a label: an integer as it is, a name by its place among the classes. Raises ValueError."""
     name = text.strip()
-    limit = len(numbers) or _INT32_MAX
     if _INTEGER.fullmatch(name):
-        if not 0 <= int(name) < limit:
-            what = f"{CLASSES_FILE} has {limit} classes" if numbers else "labels start from 0"
-            raise ValueError(f"label {text} is out of range: {what}")
-        return int(name)
+        highest = (len(numbers) or _INT32_MAX) - 1
+        if 0 <= int(name) <= highest:
+            return int(name)
+        why = f", as {CLASSES_FILE} has {len(numbers)} classes" if numbers else ""
+        raise ValueError(f"label must be from 0 to {highest}{why}, got {name}")
     if name in numbers:
         return numbers[name]
-    if not name:
-        raise ValueError("the label is empty")
     if not numbers:
         right = "write the class names into it, one a line, or use integers"
-        raise ValueError(f"label {name!r} is a name, but {CLASSES_FILE} is missing next to the manifest: {right}")
+        what = f"label must be an integer, as {CLASSES_FILE} is missing next to the manifest"
+        raise ValueError(f"{what}, got {name!r}; {right}")
     near = difflib.get_close_matches(name, numbers, n=1)
-    hint = f": did you mean {near[0]!r}?" if near else f" with its {len(numbers)} classes"
-    raise ValueError(f"the class {name!r} is not in {CLASSES_FILE}{hint}")
+    hint = f": did you mean {near[0]!r}?" if near else ""
+    what = f"label must be one of the {len(numbers)} classes in {CLASSES_FILE}"
+    raise ValueError(f"{what}, got {name!r}{hint}")

@@ -18,7 +18,6 @@ import os
 import re
 import tarfile
 import zlib
-from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,6 @@ from summit_train.core.text import from_json
 from summit_train.data.manifest.clip import Clip
 from summit_train.data.manifest.reading import PACK_FILE, PACKED_MANIFEST, Manifest
 from summit_train.data.manifest.tables import label_text
-from summit_train.data.video.source import Encoded
 from summit_train.data.video.span import WHOLE
 
 INDEX_FOLDER, CLIPS, PICTURES = "index", "clips.npy", "pictures.npy"
@@ -101,36 +99,32 @@ def shard_name(number: int) -> str:
     return f"{number:06}.tar"
 
 
-def size_of(part: bytes | Encoded) -> int:
-    """Return the number of bytes of a part of a sample."""
-    return part.num_bytes if isinstance(part, Encoded) else len(part)
+def around_content(clip: int, ending: str, length: int, facts: Facts, **more: object) -> tuple[bytes, bytes]:
+    """Return what is before and behind the content of a sample, of `length` bytes. more: further entries of KEY.json.
 
-
-def pieces_of(part: bytes | Encoded) -> Iterable[bytes]:
-    """Return the bytes of a part of a sample. Raises DecodeError if it is of a file that has changed."""
-    return part.pieces() if isinstance(part, Encoded) else [part]
-
-
-def encode_sample(
-    clip: int, ending: str, payload: Sequence[Any] | None, facts: Facts, more: dict[str, Any]
-) -> list[Any]:
-    """Return a clip's three members in its shard, the payload from CONTENT_AT on; without a payload only two.
-
-    They are in parts, each with a length, as those of the payload. more: further entries of KEY.json.
+    Before are CONTENT_AT bytes.
     """
     listed = facts.clip
     about = vars(facts) | {"path": listed.path, "reversed": listed.is_reversed} | more
     del about["clip"]
     if listed.span != WHOLE:
         about |= {"start_frame": listed.span.start, "end_frame": listed.span.end}
-    members: list[tuple[str, Sequence[Any]]] = [] if payload is None else [(ending, payload)]
-    members += [(".cls", [str(facts.label).encode()]), (".json", [json.dumps(about, sort_keys=True).encode()])]
-    encoded = list[Any]()
-    for name, parts in members:
-        info = tarfile.TarInfo(f"{clip:09}{name}")
-        info.size, info.mode = sum(map(size_of, parts)), 0o644
-        encoded += [info.tobuf(tarfile.USTAR_FORMAT), *parts, bytes(-info.size % _BLOCK)]
-    return encoded
+    behind = _padding(length)
+    for name, text in ((".cls", str(facts.label)), (".json", json.dumps(about, sort_keys=True))):
+        content = text.encode()
+        behind += _header(f"{clip:09}{name}", len(content)) + content + _padding(len(content))
+    return _header(f"{clip:09}{ending}", length), behind
+
+
+def _header(name: str, length: int) -> bytes:
+    info = tarfile.TarInfo(name)
+    info.size = length
+    info.mode = 0o644
+    return info.tobuf(tarfile.USTAR_FORMAT)
+
+
+def _padding(length: int) -> bytes:
+    return bytes(-length % _BLOCK)
 
 
 def ending_of(path: str) -> str:
@@ -176,7 +170,8 @@ class Packing:
         if self.kind not in valid:
             raise UserError(f"kind must be {' or '.join(valid)}, got {self.kind!r}")
         if self.region not in ((None, "columns") if self.kind != "bytes" else (None,)):
-            raise UserError(f"region must be columns, and not with --kind bytes, got {self.region!r}")
+            right = "region must be columns, and used with --kind jpeg or video"
+            raise UserError(f"{right}, got {self.region!r} with {self.kind}")
         if self.modality == "flow" and not 0 < (self.bound or 0) <= _MAX_BOUND:
             raise UserError(f"bound must be more than 0 and at most {_MAX_BOUND} pixels, got {self.bound}")
         if self.colour not in ("full", "half"):
@@ -256,10 +251,10 @@ def read_pack(folder: str | Path) -> Pack:
         shards, files = (tuple(StoredFile(**item) for item in values[name]) for name in ("shards", "files"))
         for number, shard in enumerate(shards):
             if shard.name != shard_name(number):
-                raise ValueError(f"a shard is named {shard.name!r}")
+                raise ValueError(f"the name of a shard must be {shard_name(number)}, got {shard.name!r}")
         for file in files:
             if not _FILE_NAME.fullmatch(file.name):
-                raise ValueError(f"a file is named {file.name!r}")
+                raise ValueError(f"a file must be in {INDEX_FOLDER}/ or {PACKED_MANIFEST}/, got {file.name!r}")
         packing = Packing(**({"colour": "half"} if values["packing"]["kind"] == "jpeg" else {}) | values["packing"])
         counts = int(values["clips"]), int(values["clips_per_shard"])
         pack = Pack(packing, *counts, values["fingerprint"], shards, files, values["format"])

@@ -13,7 +13,7 @@ from collections.abc import Generator, Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import accumulate, chain, groupby, islice, tee
+from itertools import islice, tee
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +23,15 @@ from numpy.typing import NDArray
 from summit_train.core.errors import UserError
 from summit_train.core.files import file_sha256, locked, read_file, replacing, write_json, write_text
 from summit_train.core.text import counted, from_json
-from summit_train.core.workers import Reading, ReadLimit, Workers
+from summit_train.core.workers import READ_AHEAD
+from summit_train.data.check import spread
 from summit_train.data.manifest.files import FileStore
 from summit_train.data.manifest.reading import PACK_FILE, PACKED_MANIFEST, PACKING_FOLDER, write_packed_manifest
 from summit_train.data.manifest.tables import DTYPES
 from summit_train.data.packed import format as packed
-from summit_train.data.packed.payload import PackedSample, Source, limits_of, make_samples
+from summit_train.data.packed.payload import PackedSample, limits_of, make_sample, scratch_file
 from summit_train.data.video.flow import PRESETS
+from summit_train.data.video.pictures import holds_pictures
 from summit_train.data.video.source import DecodeError
 from summit_train.data.video.span import WHOLE
 
@@ -53,12 +55,17 @@ class PackJob:
         num_shards = -(-len(self.store.manifest) // self.clips_per_shard)
         return [self.folder / PACKING_FOLDER / f"{shard:06}.npz" for shard in range(num_shards)]
 
-    def source(self, clip: int) -> tuple[Any, ...]:
-        """Return what is equal for neighbouring clips that share the bytes of one file: spans of a video."""
+    def share_bytes(self, clip: int, next_clip: int) -> bool:
+        """Return whether clips that follow each other have the bytes of one file: spans of a video."""
         manifest = self.store.manifest
-        listed = manifest.clip(clip)
-        alone = clip if self.packing.kind != "bytes" or listed.span == WHOLE else None
-        return listed.path, manifest.sha256(clip), alone, listed.region
+        if self.packing.kind != "bytes" or WHOLE in (manifest.clip(clip).span, manifest.clip(next_clip).span):
+            return False
+        one, other = ((manifest.path(n), manifest.sha256(n)) for n in (clip, next_clip))
+        return one == other and not holds_pictures(self.store.path(clip))
+
+    def is_shared(self, clip: int) -> bool:
+        """Return whether its shard has a clip's bytes already, as those of the clip before."""
+        return clip % self.clips_per_shard > 0 and self.share_bytes(clip - 1, clip)
 
 
 @contextmanager
@@ -88,7 +95,7 @@ def begin(store: FileStore, folder: Path, packing: packed.Packing, shard_bytes: 
     if manifest.is_packed:
         raise UserError(f"{manifest.source}: is packed already; pack from the manifest that it was made from")
     if manifest.boxes is not None and (packing.modality == "flow" or packing.every > 1):
-        raise UserError(f"{manifest.source}: has boxes in its frames; pack every frame, as RGB")
+        raise UserError(f"{manifest.source}: must be packed as RGB, each frame: it has boxes")
     if packing.modality == "flow" and (reason := manifest.no_flow()) is not None:
         raise UserError(reason)
     if (folder / PACK_FILE).exists():
@@ -125,13 +132,14 @@ def _mean_bytes(job: PackJob, workers: int) -> float:
     sizes = []
     for clip, sample in zip(chosen, samples, strict=True):
         if isinstance(sample, PackedSample):
-            first, end = clip, clip + 1
-            if job.packing.kind == "bytes":  # spans of one video share its bytes
-                while first > 0 and job.source(first - 1) == job.source(clip):
-                    first -= 1
-                while end < num_clips and job.source(end) == job.source(clip):
-                    end += 1
-            sizes.append(sum(map(packed.size_of, sample.encoded)) / (end - first))
+            first = clip
+            while first > 0 and job.share_bytes(first - 1, first):
+                first -= 1
+            last = clip
+            while last + 1 < num_clips and job.share_bytes(last, last + 1):
+                last += 1
+            before, behind = sample.around(clip)
+            sizes.append((len(before) + sample.length + len(behind)) / (1 + last - first))
     if not sizes:
         source, tried = job.store.manifest.source, f"none of {counted(len(chosen), 'clip')} that were tried can be read"
         raise UserError(f"{source}: {tried} below {job.store.root}; the first: {samples[0]}")
@@ -149,9 +157,11 @@ def pack_shards(job: PackJob, shards: Iterable[int], workers: int) -> Iterator[D
     workers: processes that read and encode; 0 uses this one. Raises OSError where a shard cannot be written.
     """
     shards = list(shards)
-    with closing(_samples(job, chain.from_iterable(map(job.clips, shards)), workers)) as samples:
+    # Asked once of each clip: the file system may answer otherwise later.
+    clips, planned = tee((clip, job.is_shared(clip)) for shard in shards for clip in job.clips(shard))
+    with closing(_samples(job, (clip for clip, is_shared in clips if not is_shared), workers)) as samples:
         for shard in shards:
-            yield from _pack_shard(job, shard, islice(samples, len(job.clips(shard))))
+            yield from _pack_shard(job, shard, islice(planned, len(job.clips(shard))), samples)
 
 
 class _NotWholeError(Exception):
@@ -159,25 +169,40 @@ class _NotWholeError(Exception):
 
 
 def _pack_shard(
-    job: PackJob, shard: int, samples: Iterable[PackedSample | DecodeError]
+    job: PackJob, shard: int, planned: Iterable[tuple[int, bool]], samples: Iterator[PackedSample | DecodeError]
 ) -> Iterator[DecodeError | None]:
-    """Write a shard, and with it its part: the rows of the index and the record's facts."""
-    clips, pictures, frame_counts = list[tuple[int, ...]](), list[tuple[int, int]](), list[int]()
-    digest, is_whole, start = hashlib.sha256(), True, 0
+    """Write a shard, and with it its part: the rows of the index and the record's facts.
+
+    planned: its clips, and whether each shares the bytes of the clip before. samples: of the others.
+    """
+    clips = list[tuple[int, ...]]()
+    pictures = list[tuple[int, int]]()
+    frame_counts = list[int]()
+    manifest = job.store.manifest
+    digest = hashlib.sha256()
+    is_whole = True
     with suppress(_NotWholeError), replacing(job.folder / packed.shard_name(shard)) as file:
-        for sample in samples:
+        for clip, is_shared in planned:
+            if not is_shared:
+                sample = next(samples)
+                content_clip = clip
+                start = file.tell() + packed.CONTENT_AT
+            if isinstance(sample, PackedSample):
+                facts = sample.facts
+                contents: Iterable[bytes] = sample.bytes_of(clip)
+                if is_shared:
+                    facts = packed.facts_of(manifest, clip)
+                    content_name = f"{content_clip:09}{sample.ending}"
+                    contents = packed.around_content(clip, "", 0, facts, content=content_name)[1:]
+                try:
+                    for content in contents:
+                        digest.update(content)
+                        file.write(content)
+                except DecodeError as error:
+                    sample = error
             if isinstance(sample, DecodeError):
                 is_whole = False
-                yield sample
-                continue
-            facts, start = sample.facts, start if sample.is_shared else file.tell() + packed.CONTENT_AT
-            try:
-                for content in chain.from_iterable(map(packed.pieces_of, sample.encoded)):
-                    digest.update(content)
-                    file.write(content)
-            except DecodeError as error:
-                is_whole = False
-                yield DecodeError(facts.clip.path, error.reason)
+                yield DecodeError(manifest.path(clip), sample.reason)
                 continue
             size = facts.width, facts.height
             clips.append((shard, sample.checksum, start, sample.length, len(pictures), *size, facts.checksum()))
@@ -200,35 +225,20 @@ def _pack_shard(
 
 def _samples(job: PackJob, clips: Iterable[int], workers: int) -> Generator[PackedSample | DecodeError, None, None]:
     """Yield each clip's sample in order, or why it has none."""
-    grouped = (list(run) for _, run in groupby(clips, lambda n: (n // job.clips_per_shard, job.source(n))))
-    runs, keys = tee(grouped)
-    make = partial(_samples_of_run, job)
-    samples: Workers[PackedSample | DecodeError] = Workers(
-        make, keys, workers, modules=[__name__], limit=ReadLimit(DecodeError, limits_of(job.packing).seconds)
+    folder = job.folder / PACKING_FOLDER
+    clips, keys = tee(clips)
+    samples = spread(
+        partial(make_sample, job.store, job.packing, folder),
+        keys,
+        workers,
+        seconds=limits_of(job.packing).seconds,
+        name=job.store.manifest.path,
+        modules=[__name__],
+        ahead=READ_AHEAD,
     )
-    with samples:
-        for run in runs:
-            yield from islice(samples, len(run))
-            _scratch(job, run).unlink(missing_ok=True)
-
-
-def _samples_of_run(job: PackJob, run: list[int], reading: Reading) -> Iterator[PackedSample | DecodeError]:
-    """Yield the samples of clips that have one source."""
-    manifest = job.store.manifest
-    first = run[0]
-    facts = [packed.facts_of(manifest, clip) for clip in run]
-    try:
-        with reading(first, manifest.path(first)):
-            path = job.store.path(first)
-            source = Source(path, manifest.sha256(first), job.store.films, _scratch(job, run))
-            samples = list(make_samples(source, run, facts, job.packing))
-    except DecodeError as error:
-        samples = [DecodeError(one.clip.path, error.reason) for one in facts]
-    yield from samples
-
-
-def _scratch(job: PackJob, run: list[int]) -> Path:
-    return job.folder / PACKING_FOLDER / f".{run[0]:09}.writing"
+    for clip, sample in zip(clips, samples, strict=True):
+        yield sample
+        scratch_file(folder, clip).unlink(missing_ok=True)
 
 
 def finish(job: PackJob) -> packed.Pack:
@@ -242,11 +252,14 @@ def finish(job: PackJob) -> packed.Pack:
         pixels=job.packing.pixels,
     )
     fingerprint = write_packed_manifest(job.folder, manifest)
+    num_pictures = [len(pictures) for pictures in _saved(job, "pictures")]
+    clips = np.concatenate(list(_saved(job, "clips")))
+    clips["first"] += np.cumsum([0, *num_pictures])[clips["shard"]]  # a shard's own rows count them from 0
+    folder = job.folder
+    index = folder / packed.INDEX_FOLDER
+    _save_rows(index / packed.CLIPS, packed.CLIP_ROW, len(clips), [clips])
     # The rows of one shard at a time are in memory: a large set has a thousand million pictures.
-    counts = [len(pictures) for pictures in _saved(job, "pictures")]
-    folder, index = job.folder, job.folder / packed.INDEX_FOLDER
-    _save_rows(index / packed.CLIPS, packed.CLIP_ROW, len(source), _clip_rows(job, counts))
-    _save_rows(index / packed.PICTURES, packed.PICTURE_ROW, sum(counts), _saved(job, "pictures"))
+    _save_rows(index / packed.PICTURES, packed.PICTURE_ROW, sum(num_pictures), _saved(job, "pictures"))
     about = (part.tolist() for part in _saved(job, "about"))
     shards = tuple(packed.StoredFile(packed.shard_name(int(shard)), int(size), digest) for shard, size, digest in about)
     paths = sorted(path for one in (folder / PACKED_MANIFEST, index) for path in one.iterdir())
@@ -264,13 +277,6 @@ def _saved(job: PackJob, name: str) -> Iterator[NDArray[Any]]:
     for path in job.parts():
         with np.load(path, allow_pickle=False) as arrays:
             yield arrays[name]
-
-
-def _clip_rows(job: PackJob, num_pictures: list[int]) -> Iterator[NDArray[Any]]:
-    """Yield each shard's rows of the index. num_pictures: of each shard, whose own rows count them from 0."""
-    for first, rows in zip(accumulate(num_pictures, initial=0), _saved(job, "clips"), strict=False):
-        rows["first"] += first
-        yield rows
 
 
 def _save_rows(path: Path, row: np.dtype[Any], length: int, parts: Iterable[NDArray[Any]]) -> None:

@@ -21,7 +21,7 @@ from summit_train.data.manifest import Manifest
 from summit_train.data.manifest.reading import PACK_FILE, load_column
 from summit_train.data.packed import format as packed
 from summit_train.data.packed.format import Facts, Pack, StoredFile, facts_of, picture_checksum, read_pack
-from summit_train.data.video.clips import DerivedClip, Numbers, OpenClip, PictureClip, SpanClip, VideoClip
+from summit_train.data.video.clips import DerivedClip, Numbers, OpenClip, PartClip, PictureClip, VideoClip
 from summit_train.data.video.films import Films, is_film
 from summit_train.data.video.source import LIMITS, DecodeError, Encoded, Limits
 
@@ -172,21 +172,24 @@ class ShardStore:
         """Read the clips of a damaged local shard from the shared set from now on. Raises the error of a shared one."""
         if self._folder == self._shared:
             raise error
-        self._warn(error, "this shard")
+        if entry.shard not in self._damaged:
+            self._warn(error, "this shard")
         self._damaged.add(entry.shard)
 
     def _open(self, clip: int, entry: _Entry) -> OpenClip:
         name, facts, packing = entry.name, entry.facts, self.pack.packing
         if not len(entry.pictures) and packing.kind != "video":
             count = facts.num_frames if facts.num_frames > 0 else None
-            return SpanClip(VideoClip(self._video(entry, count), count, self._limits), facts.clip.span, name)
+            is_checked = self.manifest.sha256(clip) is not None
+            video = VideoClip(self._video(entry, count), count, self._limits, is_checked=is_checked)
+            return PartClip(video, facts.clip.span, name)
         # A span counts frames; the facts of flow count fields, one less, of two pictures each.
         is_flow = packing.modality == "flow"
         num_frames = (len(facts.clip.span.frames(name, facts.num_frames + is_flow)) - is_flow) * (1 + is_flow)
         count = -(-num_frames // packing.every)
         stored: OpenClip
         if not len(entry.pictures):  # a video with the frames of this clip alone
-            stored = VideoClip(self._video(entry, count), count, self._limits)
+            stored = VideoClip(self._video(entry, count), count, self._limits, is_checked=True)
         else:
             self._check_pictures(entry, count)
             fetch = partial(self._fetch, clip, entry)
@@ -224,15 +227,12 @@ class ShardStore:
 
     def _fetch(self, clip: int, entry: _Entry, numbers: Sequence[int]) -> Iterator[tuple[str, bytes]]:
         """Yield the names and the bytes of the pictures `numbers`, which rise."""
-        if entry.shard in self._damaged:
-            shared = self._shared_store
-            yield from shared._fetch(clip, shared._entry(clip), numbers)
-            return
         try:
             pictures = self._pictures(entry, numbers)
         except _DamagedError as error:
             self._give_up(entry, error)
-            yield from self._fetch(clip, entry, numbers)
+            shared = self._shared_store
+            yield from shared._fetch(clip, shared._entry(clip), numbers)
             return
         for number in numbers:
             yield f"{entry.name}, picture {number}", pictures[number]

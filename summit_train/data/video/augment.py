@@ -146,7 +146,7 @@ def train_view(data: DataSpec, width: int, height: int, generator: np.random.Gen
         limit = data.long_side if data.built_in_augment == "whole" else None
         scaled = scaled_size(width, height, int(generator.integers(low, high + 1)), limit)
         crops = scaled if data.built_in_augment == "whole" else (crop, crop)
-        x, y = (int(generator.integers(0, side - own + 1)) for side, own in zip(scaled, crops, strict=True))
+        x, y = (int(generator.integers(0, side - length + 1)) for side, length in zip(scaled, crops, strict=True))
     else:
         if data.built_in_augment == "multi_scale_crop":
             sizes = crop_sizes(crop, width, height, data.crop_scales or data.input.crop_scales)

@@ -25,10 +25,9 @@ from summit_train.data.video.decode import (
     every_frame,
     frames_by_jumps,
     naming_errors,
-    wanted_frames,
 )
 from summit_train.data.video.pictures import decode_picture, list_pictures
-from summit_train.data.video.region import Region
+from summit_train.data.video.region import WHOLE_FRAME, Region
 from summit_train.data.video.render import Frames as Frames
 from summit_train.data.video.render import Renderer, upright_size
 from summit_train.data.video.source import LIMITS, Budget, DecodeError, Encoded, Limits, read_bytes
@@ -93,17 +92,15 @@ class DecodedClip(OpenClip):
 
     def __init__(self, name: str, num_frames: int, limits: Limits) -> None:
         self._num_frames, self._budget = num_frames, Budget(name, limits)
-        self._decoded: Iterator[NumberedFrame] = iter(())
-        self._size: tuple[int, int] | None = None  # that was returned for these frames
-        self._wanted: list[int] | None = None  # their numbers, where a read may go on from there
-        self._was_read = False
+        # What `size` has begun, for a `read` of the same frames: their numbers, their size, and the frames.
+        self._begun: tuple[list[int], tuple[int, int], Iterator[NumberedFrame]] | None = None
 
     @property
     def num_frames(self) -> int:
         return self._num_frames
 
     def close(self) -> None:
-        self._decoded = iter(())
+        self._begun = None
 
     def _decode(self, wanted: Sequence[int]) -> Iterator[NumberedFrame]:
         """Yield frames of these rising numbers; all of them once more where those before may be wrong."""
@@ -111,52 +108,54 @@ class DecodedClip(OpenClip):
 
     def size(self, frames: Numbers) -> tuple[int, int]:
         wanted = _once_each(frames, self.num_frames)
-        self._begin(wanted)
-        first = next(self._decoded)
-        self._decoded = chain([first], self._decoded)
-        self._wanted, self._size = wanted, upright_size(first[1])
-        return self._size
+        self._begun = None
+        decoded = self._decode(wanted)
+        first = next(decoded)
+        size = upright_size(first[1])
+        self._begun = wanted, size, chain([first], decoded)
+        return size
 
     def read(self, frames: Numbers, views: Sequence[View]) -> Frames:
         wanted = _once_each(frames, self.num_frames)
-        if wanted != self._wanted:
-            self._begin(wanted)
-        self._wanted = None
+        size: tuple[int, int] | None = None
+        if self._begun is not None and self._begun[0] == wanted:
+            _, size, decoded = self._begun
+        else:
+            decoded = self._decode(wanted)
+        self._begun = None
         render = Renderer(views, is_grey=self.is_grey)
         pictures = dict[int, list[Frames]]()
         with naming_errors(self._budget.name):
-            for number, frame in self._decoded:
-                if number == wanted[0] and self._size not in (None, upright_size(frame)):
+            for number, frame in decoded:
+                if number == wanted[0] and size not in (None, upright_size(frame)):
                     raise ChooseAgain
                 pictures[number] = render(frame)
-        self._was_read = True
+        self._budget.restart()
         clips = [[pictures[number] for number in row] for row in frames.tolist()]
         return np.array([view for clip in clips for view in zip(*clip, strict=True)])
-
-    def _begin(self, wanted: list[int]) -> None:
-        if self._was_read:
-            self._budget.restart()
-        self._decoded = self._decode(wanted)
-        self._size = None
 
 
 class VideoClip(DecodedClip):
     """All frames of a video.
 
     num_frames: from a list; with it frames are decoded from the nearest key frames if that is certain to give the
-    right ones. Without it the packets are counted and, where some can lack a frame, the frames. After the first read
-    the next ones continue where the last one stopped, if they go forwards.
+    right ones. is_checked: `data index` has counted them, see `frames_by_jumps`. Without a number the packets are
+    counted and, where some can lack a frame, the frames. After the first read the next ones continue where the last one
+    stopped, if they go forwards.
     """
 
-    def __init__(self, video: Encoded, num_frames: int | None = None, limits: Limits = LIMITS) -> None:
+    def __init__(
+        self, video: Encoded, num_frames: int | None = None, limits: Limits = LIMITS, *, is_checked: bool = False
+    ) -> None:
         super().__init__(video.name, num_frames or 0, limits)
-        self._video = video
+        self._video, self._is_checked = video, is_checked
         # The ways of jumping that are left, by whether they seek. Where a seek does not lead to the packets of the
         # index, the file is read up to them.
         self._jumps = [True, False] if num_frames and video.index else [False] if num_frames else []
         self._count_is_final = True
-        self._playing: Iterator[NumberedFrame] | None = None  # from the start, over several reads
+        self._playing: Iterator[VideoFrame] | None = None  # from the start, over several reads
         self._next = 0  # the number of its next frame
+        self._was_read = False
         if not num_frames:
             self._num_frames, self._count_is_final = count_packets(video, self._budget)
 
@@ -167,6 +166,7 @@ class VideoClip(DecodedClip):
     def read(self, frames: Numbers, views: Sequence[View]) -> Frames:
         pixels = super().read(frames, views)
         self._video.check()
+        self._was_read = True
         return pixels
 
     def frames(self, wanted: Sequence[int]) -> Iterator[NumberedFrame]:
@@ -180,46 +180,45 @@ class VideoClip(DecodedClip):
         self._video.check()
 
     def _decode(self, wanted: Sequence[int]) -> Iterator[NumberedFrame]:
-        if self._was_read and 0 <= wanted[0] - self._next < _MAX_SKIPPED_FRAMES:
-            yield from self._play_on(wanted)
-            return
-        while self._jumps:
+        plays_on = self._was_read and 0 <= wanted[0] - self._next < _MAX_SKIPPED_FRAMES
+        while self._jumps and not plays_on:
             try:
-                yield from frames_by_jumps(self._video, wanted, self.num_frames, self._budget, seeks=self._jumps[0])
+                yield from frames_by_jumps(
+                    self._video,
+                    wanted,
+                    self.num_frames,
+                    self._budget,
+                    is_checked=self._is_checked,
+                    seeks=self._jumps[0],
+                )
                 return
             except DecodeError:
                 # Decoding from the start decides: it gives the frames, or the error at its right place.
                 del self._jumps[0]
         yield from self._from_start(wanted)
 
-    def _play_on(self, wanted: Sequence[int]) -> Iterator[NumberedFrame]:
-        if self._playing is None:
-            self._playing = enumerate(every_frame(self._video, self._budget))
-        for number, frame in wanted_frames(self._video.name, self._playing, wanted):
-            yield number, frame
-            self._next = number + 1
-        if self._next <= wanted[-1]:
-            reason = f"is damaged: decoded from the start, it lacks frame {wanted[-1]}"
-            raise DecodeError(self._video.name, reason)
-
     def _from_start(self, wanted: Sequence[int]) -> Iterator[NumberedFrame]:
         """Yield the wanted frames. Raises ChooseAgain if the video turns out to have another number of frames."""
+        if self._playing is None or wanted[0] < self._next:
+            self._playing = every_frame(self._video, self._budget)
+            self._next = 0
         chosen = frozenset(wanted)
-        num_seen = 0
-        for frame in every_frame(self._video, self._budget):
-            if num_seen in chosen:
-                check_whole(self._video.name, num_seen, frame)
-                yield num_seen, frame
-            num_seen += 1
-            if self._count_is_final and num_seen > wanted[-1]:
+        for frame in self._playing:
+            number = self._next
+            self._next += 1
+            if number in chosen:
+                check_whole(self._video.name, number, frame)
+                yield number, frame
+            if self._count_is_final and number == wanted[-1]:
                 return
+        self._playing = None
         self._count_is_final = True
-        if num_seen == self.num_frames:
+        if self._next == self.num_frames:
             return
         if self._was_read:  # what was shown before was chosen of another number of frames
-            reason = f"is damaged: decoded from the start, it has {num_seen} frames instead of {self.num_frames}"
+            reason = f"is damaged: decoded from the start, it has {self._next} frames instead of {self.num_frames}"
             raise DecodeError(self._video.name, reason)
-        self._num_frames = num_seen
+        self._num_frames = self._next
         raise ChooseAgain
 
 
@@ -297,11 +296,13 @@ class DerivedClip(OpenClip):
 
 
 @dataclass(frozen=True)
-class SpanClip(DerivedClip):
-    """A span of a video. name: of the video, for messages."""
+class PartClip(DerivedClip):
+    """A span of a video, and of its frames a region. name, place: of the video and of its line, for messages."""
 
     span: Span
     name: str
+    region: Region = WHOLE_FRAME
+    place: str = ""
 
     @property
     def num_frames(self) -> int:
@@ -310,22 +311,18 @@ class SpanClip(DerivedClip):
     def _in_video(self, frames: Numbers) -> Numbers:
         return self.span.start + frames
 
-
-@dataclass(frozen=True)
-class RegionClip(DerivedClip):
-    """A region of a video's frames. name, place: of the video and of its line, for messages."""
-
-    region: Region
-    name: str
-    place: str
-
     def size(self, frames: Numbers) -> tuple[int, int]:
-        if (problem := self.region.problem(*self.video.size(frames))) is not None:
+        size = super().size(frames)
+        if self.region == WHOLE_FRAME:
+            return size
+        if (problem := self.region.problem(*size)) is not None:
             raise DecodeError(self.name, f"{problem} ({self.place})")
         return self.region.width, self.region.height
 
     def read(self, frames: Numbers, views: Sequence[View]) -> Frames:
-        return self.video.read(frames, [replace(view, region=self.region) for view in views])
+        if self.region != WHOLE_FRAME:
+            views = [replace(view, region=self.region) for view in views]
+        return super().read(frames, views)
 
 
 def _once_each(frames: Numbers, num_frames: int) -> list[int]:

@@ -11,11 +11,13 @@ import math
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from itertools import chain, dropwhile
+from functools import partial
+from itertools import chain, cycle, dropwhile, islice, pairwise
 from typing import Any, TypeAlias, cast
 
 import av
 import numpy as np
+from av.bitstream import BitStreamFilterContext
 from av.container import InputContainer
 from av.packet import Packet as AnyPacket
 from av.stream import Disposition
@@ -47,7 +49,7 @@ _FRAME_PER_PACKET = frozenset({"h264", "hevc", "libdav1d", "av1", "mjpeg"})
 _MIN_SAVED_FRAMES = 4
 # ffmpeg prefers a default track to a larger one by up to this many pixels (fftools, map_auto_video).
 _DEFAULT_TRACK_PIXELS = 5_000_000
-_ORDER_SAMPLE = 24  # packets by which the order of frames is checked: the longest runs of B-frames have 16
+_MAX_REORDERED = 16  # frames that a decoder of H.264 holds back for those that are shown before them
 _OTHER_ORDER = "shows its frames in another order than that of their times"
 
 
@@ -180,10 +182,18 @@ def wanted_frames(name: str, numbered: Iterable[NumberedFrame], wanted: Iterable
 
 
 def frames_by_jumps(
-    video: Encoded, wanted: Sequence[int], num_frames: int, budget: Budget, *, seeks: bool = False
+    video: Encoded,
+    wanted: Sequence[int],
+    num_frames: int,
+    budget: Budget,
+    *,
+    is_checked: bool = False,
+    seeks: bool = False,
 ) -> Iterator[NumberedFrame]:
     """Yield the wanted frames, decoded from the nearest key frames. Raises DecodeError where they might be wrong.
 
+    is_checked: `num_frames` is from `data index`, which compared the packets' times with a full decode. Otherwise each
+    packet must hold a frame, and only H.264 may reorder them, because its packets tell their order themselves.
     seeks: in a video with an index, jump to the packets; otherwise it is read up to them.
     """
     # A film is sought by its index: what FFmpeg read ahead in search of a picture would be lost.
@@ -199,7 +209,7 @@ def frames_by_jumps(
         fetch: Fetch
         if video.index is None:
             packets = list(demuxed(container, stream, budget, MAX_HELD_BYTES))
-            index, fetch = index_of(packets, lambda _: 0), packets.__getitem__
+            index, fetch = index_of(map(packet_row, packets)), packets.__getitem__
         else:
             index, fetch = video.index, _Sought(container, stream, budget, video.index, seeks)
         jumps = plan_jumps(index, num_frames, wanted)
@@ -207,8 +217,11 @@ def frames_by_jumps(
         if jumps is None or not (codec.has_b_frames or index.is_in_decoding_order):
             raise unsure
         # A remuxed AVI keeps the times of decoding, in whose order its frames are not shown.
-        if codec.has_b_frames and index.is_in_decoding_order:
-            _check_order(video.name, stream, fetch(slice(0, _ORDER_SAMPLE)))
+        if not is_checked or (codec.has_b_frames and index.is_in_decoding_order):
+            if codec.name == "h264":
+                fetch = partial(_in_order, video, stream, index, fetch)
+            elif codec.has_b_frames or codec.name not in _FRAME_PER_PACKET:
+                raise unsure
         num_shown = 0
         for number, frame in wanted_frames(video.name, _jumped(video.name, stream, fetch, jumps), wanted):
             # A video that changes its size is scaled by its first frame, which a jump does not see.
@@ -253,17 +266,14 @@ def checksum(packet: Packet) -> int:
 PacketRow = tuple[int | None, int | None, bool, bool, int]
 
 
-def packet_row(packet: Packet, checksum: Callable[[Packet], int] = lambda _: 0) -> PacketRow:
+def packet_row(packet: Packet, checksum: int = 0) -> PacketRow:
     decoded = packet.pts if packet.dts is None else packet.dts
-    return packet.pts, decoded, packet.is_keyframe, packet.is_discard, checksum(packet)
+    return packet.pts, decoded, packet.is_keyframe, packet.is_discard, checksum
 
 
-def index_of(packets: Iterable[Packet], checksum: Callable[[Packet], int] = checksum) -> PacketIndex:
-    """Return the index of packets in decoding order. None of them is kept."""
-    return index_of_rows([packet_row(packet, checksum) for packet in packets])
-
-
-def index_of_rows(rows: Sequence[PacketRow]) -> PacketIndex:
+def index_of(packets: Iterable[PacketRow]) -> PacketIndex:
+    """Return the index of packets in decoding order."""
+    rows = list(packets)
     places = [place for place, (*_, is_discarded, _) in enumerate(rows) if not is_discarded]
     shown = sorted((time, place) for place in places if (time := rows[place][0]) is not None)
     if len({time for time, _ in shown}) < len(places):
@@ -303,12 +313,54 @@ def plan_jumps(index: PacketIndex, num_frames: int, wanted: Iterable[int]) -> li
     return jumps
 
 
-def _check_order(name: str, stream: VideoStream, packets: Iterable[Packet]) -> None:
-    """Raise DecodeError where the decoder does not show the frames of these packets in the order of their times."""
-    shown = [frame.pts for packet in chain(packets, [None]) for frame in stream.decode(packet)]
-    stream.codec_context.flush_buffers()
-    if shown != sorted(time for time in shown if time is not None):
-        raise DecodeError(name, _OTHER_ORDER)
+def _in_order(video: Encoded, stream: VideoStream, index: PacketIndex, fetch: Fetch, places: slice) -> list[Packet]:
+    """Return the packets at these places. Raises DecodeError unless their times tell the order of their frames."""
+    keys = index.places[index.keys].tolist()
+    starts = [places.start, *(key for key in keys if places.start < key < places.stop)]
+    # No packet behind the end has a frame that is shown before one of these.
+    end = min([*(key for key in keys if key >= places.stop), places.stop + _MAX_REORDERED, len(index.starts)])
+    packets = list(fetch(slice(places.start, end)))
+    groups = [packets[start - places.start : stop - places.start] for start, stop in pairwise([*starts, end])]
+    is_sure = all(_precede(index, start, start) for start in starts) and all(_agree(stream, group) for group in groups)
+    if not is_sure and video.index is None:  # open groups of pictures tell their order only from the start on
+        is_sure = _agree(stream, list(fetch(slice(0, end))))
+    if not (is_sure and _precede(index, places.stop, end)):
+        raise DecodeError(video.name, _OTHER_ORDER)
+    return packets[: places.stop - places.start]
+
+
+def _precede(index: PacketIndex, stop: int, start: int) -> bool:
+    """Return whether the frames of packets before place `stop` are shown before those from place `start` on."""
+    last = np.flatnonzero(index.places < stop).max(initial=-1)
+    first = np.flatnonzero(index.places >= start).min(initial=len(index.places))
+    return bool(last < first)
+
+
+def _agree(stream: VideoStream, packets: Sequence[Packet]) -> bool:
+    """Return whether the pictures' headers in these packets of H.264, from a key frame on, give the times' order.
+
+    Where the stream says that it reorders its frames, each must have its place.
+    """
+    if len(packets) == 1:
+        return True
+    ordered = list[int | None]()
+    try:
+        headers = BitStreamFilterContext("dts2pts", stream)
+        # The last ones have a place only if others follow.
+        for number, packet in enumerate(chain(packets, islice(cycle(packets), _MAX_REORDERED))):
+            copy = AnyPacket(cast(Any, packet))  # the filter empties what it gets
+            copy.dts = number
+            ordered += [packet.pts for packet in headers.filter(copy)]
+        ordered += [packet.pts for packet in headers.filter(None)]
+    except av.FFmpegError:
+        return False
+    shown = list[tuple[int, int]]()
+    for packet, place in zip(packets, ordered, strict=False):
+        if packet.pts is not None and place is not None:
+            shown.append((packet.pts, place))
+    places = [place for _, place in sorted(shown)]
+    is_complete = len(set(places)) == len(packets)
+    return places == sorted(places) and (is_complete or not stream.codec_context.has_b_frames)
 
 
 def _jumped(name: str, stream: VideoStream, fetch: Fetch, jumps: Iterable[Jump]) -> Iterator[tuple[int, VideoFrame]]:

@@ -18,7 +18,7 @@ import numpy as np
 
 from summit_train.core.files import cache_folder, replacing
 from summit_train.core.text import printable
-from summit_train.data.video.decode import demuxed, index_of, open_video
+from summit_train.data.video.decode import checksum, demuxed, index_of, open_video, packet_row
 from summit_train.data.video.source import (
     MAX_HELD_BYTES,
     Budget,
@@ -27,6 +27,7 @@ from summit_train.data.video.source import (
     Limits,
     PacketIndex,
     load_video,
+    naming_file,
 )
 
 _MIN_FRAMES = 1000  # of a film, unless it is too large to be held
@@ -52,14 +53,12 @@ class Films:
     def load(self, path: str, sha256: bytes | None, num_frames: int | None, limits: Limits) -> Encoded:
         """Return a video, as `load_video` does; a film of `num_frames` with its index."""
         film = Encoded(path, state=Encoded(path).check())
-        try:
+        with naming_file(path):
             if not is_film(os.path.getsize(path), num_frames):
                 return load_video(path, sha256)
             if sha256 is not None and (film, sha256) not in self._checked:
                 film.check_sha256(sha256)
                 self._checked.add((film, sha256))
-        except OSError as error:
-            raise DecodeError(path, error.strerror or str(error)) from error
         return film if num_frames is None else self.indexed(film, limits)
 
     def indexed(self, film: Encoded, limits: Limits) -> Encoded:
@@ -79,10 +78,10 @@ class Films:
         """Return the index on disk; None if there is none of this copy and state of the film, or it is damaged."""
         bad = (OSError, ValueError, KeyError, EOFError, BadZipFile, ArithmeticError, SyntaxError, TypeError)
         with suppress(*bad, RuntimeError), np.load(_index_file(film), allow_pickle=False) as arrays:
-            found = PacketIndex(*(arrays[name] for name in PacketIndex._fields))
-            is_whole = [(one.ndim, one.dtype) for one in found] == [(1, np.dtype(one)) for one in _DTYPES]
-            if is_whole and len(found.times) == len(found.places) and len(found.starts) == len(found.checksums):
-                return found
+            index = PacketIndex(*(arrays[name] for name in PacketIndex._fields))
+            is_whole = [(array.ndim, array.dtype) for array in index] == [(1, np.dtype(kind)) for kind in _DTYPES]
+            if is_whole and len(index.times) == len(index.places) and len(index.starts) == len(index.checksums):
+                return index
         return None
 
     def _made(self, film: Encoded, limits: Limits) -> PacketIndex:
@@ -90,7 +89,8 @@ class Films:
         budget = Budget(film.name, limits)
         try:
             with open_video(film, budget) as (container, stream):
-                index = index_of(demuxed(container, stream, budget))
+                packets = demuxed(container, stream, budget)
+                index = index_of(packet_row(packet, checksum(packet)) for packet in packets)
         except DecodeError:
             return index_of([])  # decoding from the start tells what is wrong
         try:

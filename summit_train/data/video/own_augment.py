@@ -27,22 +27,22 @@ class OwnAugment:
         shape = clip.shape
         with _keyed_globals(generator):
             try:
-                found = self._vary(clip, generator)
+                varied = self._vary(clip, generator)
             except OSError as error:  # which would read as one of the data or of a worker that died
                 raise RuntimeError(f"{self._part.key}: {self._part.name}: {error}") from error
-        if not isinstance(found, np.ndarray) or (found.shape, found.dtype) != (shape, np.uint8):
-            got = f"{found.dtype} {found.shape}" if isinstance(found, np.ndarray) else type(found).__name__
+        if not isinstance(varied, np.ndarray) or (varied.shape, varied.dtype) != (shape, np.uint8):
+            got = f"{varied.dtype} {varied.shape}" if isinstance(varied, np.ndarray) else type(varied).__name__
             raise self._part.wrong(f"a NumPy array uint8 {shape}", got)
-        own: Frames = found.copy()  # it may be one buffer, which the next call fills again
-        return own
+        copy: Frames = varied.copy()  # it may be one buffer, which the next call fills again
+        return copy
 
 
 @contextmanager
 def _keyed_globals(generator: np.random.Generator) -> Iterator[None]:
     """Seed the global generators, which libraries draw from, by what `generator` would draw; then restore them."""
-    own = generator.bit_generator.state
+    state = generator.bit_generator.state
     seed = int(generator.integers(2**32))
-    generator.bit_generator.state = own
+    generator.bit_generator.state = state
     python, numpy, cpu = random.getstate(), np.random.get_state(), torch.default_generator.get_state()
     try:
         random.seed(seed)
@@ -58,7 +58,7 @@ def _keyed_globals(generator: np.random.Generator) -> Iterator[None]:
 def try_augment(part: OwnPart, clip_shape: tuple[int, ...]) -> None:
     """Vary a clip of noise twice. Raises UserError where the results differ, or are no clips."""
     vary, noise = OwnAugment(part), rng.key(0, "trial").integers(256, size=clip_shape, dtype=np.uint8)
-    one, other = (vary(noise.copy(), rng.key(0, "trial", 1)) for _ in range(2))
-    if not np.array_equal(one, other):
+    first, second = (vary(noise.copy(), rng.key(0, "trial", 1)) for _ in range(2))
+    if not np.array_equal(first, second):
         right = "draw only from the generator it receives or global ones, and keep no state between calls"
         raise UserError(f"{part.key}: {part.name} must return the same for the same clip and draws; {right}")

@@ -13,6 +13,7 @@ import stat
 import time
 import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial, reduce
 from io import BytesIO, FileIO
@@ -28,6 +29,8 @@ from summit_train.data.video.span import DecodeError as DecodeError
 # The bytes of a larger video are not held in memory.
 MAX_HELD_BYTES = 64 << 20
 _PIECE_BYTES = 1 << 20
+# As much counts of the time between two checks: a process that was stopped has let more pass.
+_MOST_SECONDS_UNCHECKED = 10.0
 # The reason of the error for a file that does not exist.
 MISSING = os.strerror(errno.ENOENT)
 
@@ -57,11 +60,13 @@ class Budget:
 
     name: str
     limits: Limits
-    began: float = field(default_factory=time.monotonic)
+    _seconds: float = 0.0  # that it has taken so far
+    _checked: float | None = None  # when that was counted last
 
     def restart(self) -> None:
-        """Give the video its seconds anew."""
-        self.began = time.monotonic()
+        """Give the video its seconds again, from the next check on."""
+        self._seconds = 0.0
+        self._checked = None
 
     def size(self, width: int, height: int) -> None:
         """Check a frame's size as a header gives it."""
@@ -73,8 +78,21 @@ class Budget:
         """Check the number of a packet, and the time."""
         if packet >= self.limits.packets:
             raise DecodeError(self.name, f"does not end after {self.limits.packets:,} packets")
-        if time.monotonic() - self.began > self.limits.seconds:
+        now = time.monotonic()
+        if self._checked is not None:
+            self._seconds += min(now - self._checked, _MOST_SECONDS_UNCHECKED)
+        self._checked = now
+        if self._seconds >= self.limits.seconds:
             raise DecodeError(self.name, f"takes longer than {self.limits.seconds:g} s to read{self.limits.way_out}")
+
+
+@contextmanager
+def naming_file(name: str) -> Iterator[None]:
+    """Turn the OSErrors of the block into DecodeErrors."""
+    try:
+        yield
+    except OSError as error:
+        raise DecodeError(name, error.strerror or str(error)) from error
 
 
 class PacketIndex(NamedTuple):
@@ -146,16 +164,16 @@ class Encoded:
         Raises DecodeError if there is nothing to decode: FFmpeg would wait for ever on a FIFO.
         """
         try:
-            found = os.stat(self.part[0] if self.part else self.name) if self.content is None else None
+            status = os.stat(self.part[0] if self.part else self.name) if self.content is None else None
         except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
             raise DecodeError(self.name, getattr(error, "strerror", None) or str(error)) from error
-        if found and stat.S_ISDIR(found.st_mode):
+        if status and stat.S_ISDIR(status.st_mode):
             raise DecodeError(self.name, "is a directory, not a video file")
-        if found and not stat.S_ISREG(found.st_mode):
+        if status and not stat.S_ISREG(status.st_mode):
             raise DecodeError(self.name, "is not a regular file")
-        if not (found.st_size if found else self.content):
+        if not (status.st_size if status else self.content):
             raise DecodeError(self.name, "is empty")
-        state = f"{found.st_size} {found.st_mtime_ns} {found.st_ino}" if found else ""
+        state = f"{status.st_size} {status.st_mtime_ns} {status.st_ino}" if status else ""
         if self.state not in (None, state):
             raise DecodeError(self.name, "has changed while it was read")
         return state
@@ -173,11 +191,8 @@ class Encoded:
 
     def pieces(self) -> Iterator[bytes]:
         """Yield the bytes in pieces. Raises DecodeError if the file has changed or cannot be read."""
-        try:
-            with self.opened() as file:
-                yield from iter(partial(file.read, _PIECE_BYTES), b"")
-        except OSError as error:
-            raise DecodeError(self.name, error.strerror or str(error)) from error
+        with naming_file(self.name), self.opened() as file:
+            yield from iter(partial(file.read, _PIECE_BYTES), b"")
         self.check()
 
     def crc32(self, before: int = 0) -> int:
@@ -216,19 +231,15 @@ class VideoInfo:
 def load_video(path: str, sha256: bytes | None) -> Encoded:
     """Read a file, or only name it if it is too large to hold. Raises DecodeError if its SHA-256 differs."""
     video = Encoded(path, state=Encoded(path).check())
-    try:
+    with naming_file(path):
         if os.path.getsize(path) <= MAX_HELD_BYTES:
             video = Encoded(path, read_file(path))
         if sha256 is not None:
             video.check_sha256(sha256)
-    except OSError as error:
-        raise DecodeError(path, error.strerror or str(error)) from error
     return video
 
 
 def read_bytes(path: str) -> bytes:
     """Read a file whole. Raises DecodeError."""
-    try:
+    with naming_file(path):
         return read_file(path)
-    except OSError as error:
-        raise DecodeError(path, error.strerror or str(error)) from error

@@ -32,7 +32,7 @@ from summit_train.data.video.decode import (
     demuxed,
     every_frame,
     frames_by_jumps,
-    index_of_rows,
+    index_of,
     open_video,
     packet_row,
     video_tracks,
@@ -114,7 +114,7 @@ def probe(video: Encoded, limits: Limits = NO_HURRY) -> VideoInfo:
         codec, notes = stream.codec_context.name, list[str]()
         if len(tracks := video_tracks(container)) > 1:
             notes.append(f"has {len(tracks)} video tracks; that of {stream.width} x {stream.height} is read")
-    index = index_of_rows(reading.packets or [])
+    index = index_of(reading.packets or [])
     is_order_sure = index.times.tolist() == [time for time, _ in shown] and not reading.has_complained
     are_keys_sure = all(shown[key][1] for key in index.keys.tolist()) if is_order_sure else False
     can_jump = (
@@ -139,7 +139,8 @@ def _jumps_agree(video: Encoded, num_frames: int, limits: Limits, *, only_keys_d
     right = {number: _whole(frame) for number, frame in wanted_frames(video.name, every, numbers)}
     for wanted in numbers:
         with suppress(DecodeError):
-            for number, frame in frames_by_jumps(video, [wanted], num_frames, Budget(video.name, limits)):
+            budget = Budget(video.name, limits)
+            for number, frame in frames_by_jumps(video, [wanted], num_frames, budget, is_checked=True):
                 if not only_keys_differ or not np.array_equal(_whole(frame), right[number]):
                     return False
     return True

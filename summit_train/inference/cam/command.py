@@ -38,8 +38,13 @@ _MOST_BYTES = 180  # of a name; file systems take 255, and endings are added
 
 _ACROSS = 8  # most pictures side by side, as in the paper
 _OPACITY = 0.5  # of the heat at its highest value
-_DPI, _LEAST_HEIGHT, _MOST_HEIGHT, _LEAST_WIDTH = 100, 128, 256, 480  # pixels; a picture keeps its height within them
-_LETTERS_PER_INCH, _MOST_LETTERS = 12, 120
+_DPI = 100
+# Pixels; a picture keeps its height within them.
+_LEAST_HEIGHT = 128
+_MOST_HEIGHT = 256
+_LEAST_WIDTH = 480
+_LETTERS_PER_INCH = 12
+_MOST_LETTERS = 120
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -70,7 +75,8 @@ def run(args: argparse.Namespace) -> Result:
     for (_, clip), name in zip(clips, names, strict=True):  # a picture may be a clip
         check_output("--out", args.out, args.out / f"{name}.png", clip.path)
     maps = chain.from_iterable(mapper.heatmaps(listing, "skip", mapper.label) for listing in listings)
-    done, bad = list[tuple[Clip, dict[str, Any]]](), list[tuple[Clip, str]]()
+    done = list[tuple[Clip, dict[str, Any]]]()
+    bad = list[tuple[Clip, str]]()
     for (listing, clip), name, found in followed(zip(clips, names, maps, strict=True), len(clips), "videos"):
         if isinstance(found, BadClip):
             bad.append((clip, listing.reason(found)))
@@ -115,7 +121,8 @@ def output_names(paths: Sequence[str]) -> list[str]:
     names: dict[str, None] = {}
     for path in paths:
         stem = PurePath(path).stem.encode("utf-8", "surrogateescape")[:_MOST_BYTES].decode("utf-8", "ignore") or "video"
-        name, number = stem, 1
+        name = stem
+        number = 1
         while name in names:
             number += 1
             name = f"{stem}_{number}"
@@ -141,7 +148,8 @@ def _strips(done: Sequence[tuple[Clip, dict[str, Any]]]) -> list[TextTable]:
 
 def _seen(trained: Trained, measured: Mapping[str, Any]) -> str:
     """Return what the network sees of a video, and where the threshold comes from."""
-    spec, threshold = trained.spec, f"{measured['threshold']:.6g}"
+    spec = trained.spec
+    threshold = f"{measured['threshold']:.6g}"
     stride = f", every {spec.data.frame_stride}" if spec.data.sampling == "dense" else ""
     crop = "whole frame" if spec.evaluate.crops == "full" else "centre square"
     frames = f"{counted(spec.data.num_frames, 'frame')} ({spec.data.sampling}{stride})"
@@ -159,7 +167,8 @@ def heated(pictures: NDArray[np.uint8], maps: NDArray[np.float32]) -> NDArray[np
 
     The threshold changes nothing, so a map that stays below it shows where it is highest, too.
     """
-    low, high = float(maps.min()), float(maps.max())
+    low = float(maps.min())
+    high = float(maps.max())
     levels = (maps - low) / (high - low) if high > low else np.zeros_like(maps)
     cover = _OPACITY * levels[..., None]
     return np.asarray((1 - cover) * pictures + cover * 255 * colormaps["inferno"](levels)[..., :3]).astype(np.uint8)

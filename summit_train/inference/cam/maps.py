@@ -98,7 +98,8 @@ class Mapper:
         self.label = None if wanted is None else _label_of(trained, wanted)
         crops = "full" if spec.evaluate.crops == "full" else 1
         self._evaluate = spec.evaluate.model_copy(update={"clips": 1, "crops": crops})
-        self._network, self._device = trained.network(device), device
+        self._network = trained.network(device)
+        self._device = device
         self._normalise = Normalise(parameter_type(spec.precision), device, spec.data.input)
         self._check_logits()
 
@@ -134,7 +135,8 @@ class Mapper:
         if not bool(torch.isfinite(maps).all()):
             raise RunFailed(f"{path}: the network of {self.trained.path} gives NaN or infinity")
         label = int(logits.argmax()) if label is None else label
-        num_frames, num_slices = batch.frames.shape[1], maps.shape[1]
+        num_frames = batch.frames.shape[1]
+        num_slices = maps.shape[1]
         return Heatmap(
             path=path,
             label=label,
@@ -166,13 +168,15 @@ def measure_threshold(mapper: Mapper) -> dict[str, Any]:
     a validation set. A bad video raises DecodeError or, with data.on_bad_clip "skip", is left out and named; more than
     data.max_bad_fraction of them raise RunFailed.
     """
-    spec, data = mapper.trained.spec, mapper.trained.spec.data
+    spec = mapper.trained.spec
+    data = mapper.trained.spec.data
     if not Path(data.val).exists():
         wrong = f"its threshold is measured on the validation set, and {data.val} does not exist"
         right = f"(relative paths start at {Path.cwd()}); add data.val=MANIFEST data.root=DIR, or --threshold VALUE"
         raise UserError(f"{mapper.trained.path}: {wrong} {right}")
     dataset = Dataset.open(spec, "val")
-    maps, bad = list[NDArray[Any]](), list[BadClip]()
+    maps = list[NDArray[Any]]()
+    bad = list[BadClip]()
     for found in followed(mapper.heatmaps(dataset, data.on_bad_clip), len(dataset), "validation videos"):
         if isinstance(found, Heatmap):
             maps.append(found.map.ravel())

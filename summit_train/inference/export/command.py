@@ -27,10 +27,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         lambda text: None if text == "any" else int(text), lambda n: n is None or n in _COUNTS, "1 or more, or any"
     )
     add_network(parser)
-    out = "MODEL.json is written, too; with --card a folder"
     add = parser.add_argument
-    add("--out", required=True, type=Path, metavar="MODEL.onnx|FOLDER", help=out)
-    add("--card", action="store_true", help="write safetensors weights and a model card instead")
+    add("--out", required=True, type=Path, metavar="MODEL.onnx", help="MODEL.json is written, too")
+    add("--card", action="store_true", help=argparse.SUPPRESS)  # removed
     add("--stream", action="store_true", help="the frame-by-frame form of a past-only network")
     add("--size", type=size, metavar="HxW|N", help="pixels of a frame [the square that eval scores]")
     add("--batch", type=any_or, default=1, metavar="N|any", help="clips or streams in a call; any: not fixed [1]")
@@ -40,7 +39,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> Result:
     check_single("export")
     if args.card:
-        return _card(args)
+        right = "publish the checkpoint, which every command takes, and the run's report.html"
+        raise UserError(f"--card was removed: {right}")
     try:
         from summit_train.inference.export.export import Export
     except ModuleNotFoundError as error:
@@ -52,22 +52,6 @@ def run(args: argparse.Namespace) -> Result:
     return Result([_summary(description, args.out)], values=description)
 
 
-def _card(args: argparse.Namespace) -> Result:
-    from summit_train.inference.export.card import write_card  # needs no package of ONNX
-
-    if args.stream or args.size is not None or args.batch != 1:
-        raise UserError("--card must be used without --stream, --size and --batch, which are for ONNX files")
-    facts = write_card(open_named(args, args.overrides), args.out)
-    accuracy = "from eval.json" if facts["has_accuracy"] else "not known: run `summit-train eval RUN`, then repeat"
-    rows = [
-        ("weights", f"{facts['weights']} ({with_unit(facts['bytes'], 'B')}), step {facts['step']:,}"),
-        ("SHA-256", facts["sha256"]),
-        ("card", f"{facts['card']}: add the licence and the intended use"),
-        ("accuracy", accuracy),
-    ]
-    return Result([TextTable(rows, left=2)], values=facts)
-
-
 def _summary(description: dict[str, Any], out: Path) -> TextTable:
     usage = description["preprocessing"]
     first, *caches = description["inputs"]
@@ -76,7 +60,8 @@ def _summary(description: dict[str, Any], out: Path) -> TextTable:
         elements = sum(math.prod(length for length in cache["shape"] if length != "batch") for cache in caches)
         graph += f", {counted(len(caches), 'cache')} of {elements:,} elements, {4 * elements:,} bytes"
     checks = description["verification"]
-    video, none = checks["video"], f"no video: {checks['note']}"
+    video = checks["video"]
+    none = f"no video: {checks['note']}"
     rows = {
         "network": f"{description['network']}, {len(description['classes']):,} classes",
         "from": f"{description['checkpoint']}, step {description['step']:,}",

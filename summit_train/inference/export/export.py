@@ -163,7 +163,8 @@ class Export:
 
     def usage(self) -> dict[str, Any]:
         """Return what a program needs to know to feed the graph and to read its logits."""
-        data, modality = self.trained.spec.data, self.trained.spec.data.input
+        data = self.trained.spec.data
+        modality = self.trained.spec.data.input
         pictures: dict[str, Any] = (
             {"colours": "RGB", "scaling": SCALING} if modality is RGB else {"flow_length": data.flow_length}
         )

@@ -35,7 +35,9 @@ class ConcatenatedShift(nn.Module):
 
     def __init__(self, shift: TemporalShift) -> None:
         super().__init__()
-        self.num_frames, self.fraction, self.direction = shift.num_frames, shift.fraction, shift.direction
+        self.num_frames = shift.num_frames
+        self.fraction = shift.fraction
+        self.direction = shift.direction
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Shift frames (N*T, C, H, W)."""
@@ -159,7 +161,8 @@ class Runtime:
 
         F is 1 for a clip network. A stream begins with each clip, with caches of zeros, and gives each frame's logits.
         """
-        batch, clips = self.inputs[0]["shape"][0], clips_MTCHW.numpy()
+        batch = self.inputs[0]["shape"][0]
+        clips = clips_MTCHW.numpy()
         if batch == BATCH:
             # Any batch is allowed: check one clip alone, and all others together.
             groups = [group for group in (clips[:1], clips[1:]) if len(group)]
@@ -167,7 +170,8 @@ class Runtime:
             # The last batch is padded with copies of its last clip; the copies' logits are dropped.
             padded = np.pad(clips, [(0, -len(clips) % batch), *[(0, 0)] * 4], mode="edge")
             groups = [*padded.reshape(-1, batch, *clips.shape[1:])]
-        names, found = [one["name"] for one in self.outputs], list[NDArray[Any]]()
+        names = [one["name"] for one in self.outputs]
+        found = list[NDArray[Any]]()
         for group in groups:
             values = {one["name"]: np.zeros([len(group), *one["shape"][1:]], np.float32) for one in self.inputs}
             first, *caches = values

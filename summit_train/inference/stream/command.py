@@ -78,7 +78,8 @@ def run(args: argparse.Namespace) -> Result:
         signal.signal(signal.SIGTERM, before)
     tell(follower.summary())
     if reading.damage is not None and not is_interrupted:
-        name, whole = PIPE if args.video == "-" else args.video, reading.num_frames - reading.num_damaged
+        name = PIPE if args.video == "-" else args.video
+        whole = reading.num_frames - reading.num_damaged
         raise RunFailed(f"{name}: {reading.damage}; {whole:,} whole frames were read")
     return Result(status=_INTERRUPTED if is_interrupted else 0)
 
@@ -117,7 +118,8 @@ def _watcher(args: argparse.Namespace, trained: Trained) -> Stream:
 
 def _print(results: Iterator[Values], args: argparse.Namespace, trained: Trained, watcher: Stream, stride: int) -> None:
     """Show what was seen in each frame, as text only where it changes; first, on stderr, what is followed."""
-    last, dropped = None, 0
+    last = None
+    dropped = 0
     for result in results:
         if last is None:
             which = "every frame" if stride == 1 else f"1 frame in {stride}"

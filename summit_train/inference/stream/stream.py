@@ -46,7 +46,8 @@ class Stream:
 
     def __init__(self, trained: Trained, device: torch.device) -> None:
         network = trained.network(device, ready=False)
-        self._network, self._names = StreamNetwork(network), trained.classes
+        self._network = StreamNetwork(network)
+        self._names = trained.classes
         self._normalise = Normalise(next(network.parameters()).dtype, device)
         self._spec = trained.spec
         self._render: Renderer | None = None  # for the first frame's size
@@ -86,7 +87,8 @@ class Stream:
 
 def stream_view(spec: Spec, width: int, height: int) -> View:
     """Return the view of a frame as in evaluation: the centre square, or the whole frame."""
-    short_side, crops = spec.evaluate.short_side, "full" if spec.evaluate.crops == "full" else 1
+    short_side = spec.evaluate.short_side
+    crops = "full" if spec.evaluate.crops == "full" else 1
     (view,) = test_views(short_side, crops, width, height, long_side=spec.data.long_side)
     return view
 

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache, partial
-from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar
@@ -19,7 +18,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from summit_train.core.errors import UserError
 from summit_train.data.manifest import tables
-from summit_train.data.manifest.tables import DTYPES, FLAG, Table, check_names, csv_rows, opened, parse_label
+from summit_train.data.manifest.tables import DTYPES, FLAG, Table, check_header, csv_rows, parse_label
 from summit_train.data.video.augment import View
 from summit_train.data.video.encode import with_areas
 from summit_train.data.video.source import DecodeError
@@ -193,20 +192,16 @@ class Boxes:
 
 
 def read_boxes(
-    source: Path, line: int, names: Sequence[str], classes: tuple[str, ...] | None
+    source: Path, texts: Iterable[str], line: int, names: Sequence[str], classes: tuple[str, ...] | None
 ) -> tuple[list[Table], Boxes]:
-    """Read a list with boxes: its videos as a table of clips, and the boxes. names: of its header, which is in `line`.
+    """Read a list with boxes: its videos as a table of clips, and the boxes.
 
-    Raises UserError.
+    texts: the lines after its header, which is in `line` and has these names. Raises UserError.
     """
-    for name in COLUMNS:
-        if names.count(name) != 1:
-            raise UserError(f"{source}:{line}: a list with boxes must have one column {name!r}, got {','.join(names)}")
-    check_names(f"{source}:{line}", names, LIST_HEADER)
+    check_header(f"{source}:{line}", names, COLUMNS, LIST_HEADER)
     reader = _Rows(names, classes)
-    with opened(source, "the manifest ") as file:
-        parsed = reader.parsed(source, csv_rows(source, islice(file, line, None), line, len(names)))
-        found = np.fromiter(parsed, np.dtype([("video", "<i4"), ("line", "<i4"), ("box", BOX)]))
+    parsed = reader.parsed(source, csv_rows(source, texts, line, len(names)))
+    found = np.fromiter(parsed, np.dtype([("video", "<i4"), ("line", "<i4"), ("box", BOX)]))
     boxes = found["box"]
     found = found[np.lexsort((boxes["track"], boxes["frame"], found["video"]))]
     boxes = found["box"]

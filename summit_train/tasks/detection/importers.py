@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 import numpy as np
 
 from summit_train.core.errors import UserError
-from summit_train.data.manifest.rows import ManifestRow
+from summit_train.data.manifest.clip import ManifestRow
 from summit_train.data.manifest.tables import opened, parse_integer, parse_number
 from summit_train.data.video.pictures import list_pictures, picture_size
 from summit_train.data.video.source import DecodeError, read_bytes

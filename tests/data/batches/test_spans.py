@@ -94,6 +94,6 @@ def test_a_span_of_a_video_of_key_frames_and_others(tmp_path: Path, num_frames: 
     every = read(WHOLE)
     for span in (Span(0, 3), Span(4, 11), Span(13), Span(7, 8)):
         np.testing.assert_array_equal(read(span), every[span.start : span.end if span.end > 0 else None])
-    with pytest.raises(UserError, match="has 14 frames, and the span 10:20 does not lie among them") as caught:
+    with pytest.raises(UserError, match=r"14 frames.* 10:20") as caught:
         read(Span(10, 20))
     assert isinstance(caught.value, DecodeError) == (num_frames != NUM_FRAMES)  # else the manifest itself is wrong

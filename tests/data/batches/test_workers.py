@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +18,9 @@ from summit_train.data.batches import loader
 from summit_train.data.batches.stores import open_store
 from summit_train.data.manifest import Manifest
 from summit_train.spec import EvaluateSpec, smallest_spec
+from tests.conftest import WriteSpec
 from tests.data.batches.conftest import data_spec, open_batches
-from tests.worlds import children
+from tests.worlds import PATIENCE_S, children, environment
 
 
 def test_a_batch_stays_while_later_ones_are_read(manifest: Manifest) -> None:
@@ -55,6 +59,37 @@ def test_a_worker_loads_no_torch_and_has_one_thread_and_little_memory(
         assert b"OMP_NUM_THREADS=1" in (process / "environ").read_bytes().split(b"\0")
         peak = (process / "status").read_text().partition("VmHWM:")[2].split()[0]
         assert int(peak) < 120_000
+
+
+_TRAIN = """
+import os, sys
+{before}
+from summit_train.__main__ import main
+sys.exit(main(["train", sys.argv[1]]))
+"""
+
+
+@pytest.mark.parametrize("has_memfd", [True, False])
+def test_a_full_shared_memory_is_one_line_or_does_not_matter(write_spec: WriteSpec, has_memfd: bool) -> None:
+    spec = write_spec(data={"workers": 2}, schedule={"epochs": 1})
+    script = _TRAIN.format(before="" if has_memfd else "del os.memfd_create  # as conda-forge builds Python")
+    mount = 'mount -t tmpfs -o size=64k tmpfs /dev/shm && exec "$@"'
+    inside = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", mount, "sh"]
+    if subprocess.run([*inside, "true"], capture_output=True, check=False).returncode != 0:
+        pytest.skip("needs user namespaces")
+    done = subprocess.run(
+        [*inside, sys.executable, "-c", script, str(spec)],
+        capture_output=True, text=True, check=False, env=environment(), timeout=PATIENCE_S,
+    )  # fmt: skip
+    if has_memfd:
+        assert done.returncode == 0, done.stderr
+        return
+    assert done.returncode == 1
+    (line,) = [line for line in done.stderr.splitlines() if "shared memory" in line]
+    assert re.search(
+        r"cannot allocate [\d.]+ kB of shared memory for worker processes: No space left on device; ", line
+    )
+    assert "Traceback" not in done.stderr
 
 
 # Page-locked memory.

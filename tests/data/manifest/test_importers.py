@@ -43,6 +43,12 @@ V2_CLIPS = [
     {"id": "78687", "label": "holding a potato next to x", "template": "Holding [something] next to [something]"},
     {"id": "4", "label": "x", "template": "Approaching [something] with your camera", "placeholders": ["x"]},
 ]
+CHARADES = {
+    "source": "id,subject,scene,objects,actions,length\n"
+    '46GP8,HR43,"A person, cooks",food,c001 11.90 21.20;c000 0.00 12.60;c001 1.0 2.0,24.8\n'
+    "N11GT,0KZ7,Stairs,x,,18.3\nGONE1,0KZ7,Stairs,x,c001 0.00 1.00,18.3\n",
+    "labels": "c000 Holding some clothes\nc001 Holding a phone/camera\n",
+}
 
 
 def _read(folder: Path, kind: str, files: dict[str, str], **more: Any) -> Annotations:
@@ -94,7 +100,7 @@ def test_kinetics_600_and_700_have_the_same_columns_and_more(tmp_path: Path) -> 
     assert annotations.classes == ("a, b", "c")
     assert _located(annotations, tmp_path / "set", name) == [(name, 0)]
     [found] = _located(annotations, tmp_path / "set", "b/x_000000_000010.mp4")
-    assert "found more than once" in str(found)
+    assert str(found).endswith(": must be there once, got a/x_000000_000010.mp4, b/x_000000_000010.mp4")
 
 
 def test_ucf101(tmp_path: Path) -> None:
@@ -134,42 +140,19 @@ def test_something_v2(tmp_path: Path) -> None:
     assert _located(annotations, tmp_path, "78687.webm") == [("78687.webm", 1), "4.webm: No such file or directory"]
 
 
-@pytest.mark.parametrize(
-    ("kind", "files", "reason"),
-    [
-        (
-            "kinetics",
-            {"source": "youtube_id,time_start,time_end,split\nx,0,10,test\n"},
-            ":1: must have the columns label",
-        ),
-        ("kinetics", {"source": f"{HEADER}\n,x,0,10,test\n"}, ":2: must have a youtube_id and a label"),
-        ("kinetics", {"source": f"{HEADER}\na,x,zero,10,train\n"}, ":2: time_start and time_end"),
-        ("kinetics", {"source": f"{HEADER}\na,x\n"}, ":2: time_start and time_end must be seconds, got"),
-        ("ucf101", UCF101 | {"source": "ApplyEyeMakeup/a.avi 2\n"}, ":1: 2 is not the number of ApplyEyeMakeup"),
-        ("ucf101", UCF101 | {"ind.txt": "1\n"}, ":1: must be `1 ClassName`, got '1'"),
-        ("ucf101", UCF101 | {"ind.txt": "1 A\n3 B\n"}, ":2: must be `2 ClassName`, got '3 B'"),
-        ("hmdb51", {"wave_test_split3.txt": ""}, r"CLASS_test_split1\.txt"),
-        ("something_v1", V1 | {"source": "100218\n"}, ":1: must be ID;label"),
-        ("something_v1", V1 | {"source": "1;Waving\n"}, ":1: the label 'Waving' is not one of the 2 classes"),
-        ("something_v1", {"source": ""}, "by --labels"),
-        ("something_v2", {"labels": V2, "source": '[{"id": "1"}]'}, "entry 0 has no id and template"),
-        ("something_v2", {"labels": V2, "source": '{"id": 1}'}, "must be a JSON list"),
-        ("something_v2", {"labels": V2, "source": "["}, "is not JSON"),
-        ("something_v2", {"labels": V2, "source": "[" * 100_000}, "is not JSON: its values are nested too deeply"),
-        ("something_v2", {"labels": '{"a": "1_0"}', "source": "[]"}, "a JSON object from each label to its number"),
-        ("kinetics", {"source": f"{HEADER}\na,x,nan,1_0,train\n"}, ":2: time_start and time_end must be seconds"),
-        (
-            "something_v2",
-            {"labels": V2, "source": '[{"id": "1", "template": "Waving"}]'},
-            "'Waving' is not one of",
-        ),
-        ("something_v2", {"labels": '{"a": "0", "b": "2"}', "source": "[]"}, "the numbers 0 to 1, each once"),
-    ],
-)
-def test_a_broken_list_is_named_with_its_line(tmp_path: Path, kind: str, files: dict[str, str], reason: str) -> None:
-    with pytest.raises(UserError, match=reason) as caught:
-        _read(tmp_path, kind, files, part="train")
-    assert str(tmp_path) in str(caught.value)
+def test_charades(tmp_path: Path) -> None:
+    """Several labels and none, and the list of classes beside the list."""
+    annotations = _read(tmp_path, "charades", CHARADES)
+    assert annotations.classes == ("Holding some clothes", "Holding a phone/camera")
+    (tmp_path / "46GP8.mp4").touch()
+    (tmp_path / "N11GT.mp4").touch()
+    found = list(annotations.located(str(tmp_path)))
+    rows = [(row.path, row.label, row.group) for row in found if isinstance(row, ManifestRow)]
+    assert rows == [("46GP8.mp4", "0;1", "HR43"), ("N11GT.mp4", ";", "0KZ7")] and len(found) == 3
+    (tmp_path / "labels").rename(tmp_path / "Charades_v1_classes.txt")
+    assert main(["data", "import", "charades", str(tmp_path / "source"), "--out", str(tmp_path / "out/list.csv")]) == 0
+    manifest = read_manifest(tmp_path / "out/list.csv")
+    assert [manifest.labels_of(clip) for clip in range(2)] == [(0, 1), ()] and manifest.classes == annotations.classes
 
 
 def test_class_folders_of_videos_pictures_and_flow(tmp_path: Path) -> None:
@@ -210,31 +193,57 @@ def test_a_set_is_imported_split_by_split_and_read(tmp_path: Path, capsys: pytes
 def test_an_import_of_nothing_writes_no_manifest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "train.csv").write_text(KINETICS)
     assert main(["data", "import", "kinetics", str(tmp_path / "train.csv"), "--out", str(tmp_path / "list.csv")]) == 2
-    assert "contains none of the 6 clips; check --root" in capsys.readouterr().err
+    assert "must have the 6 clips, got none; try another --root" in capsys.readouterr().err
     assert not (tmp_path / "list.csv").exists()
 
 
-def test_charades(tmp_path: Path) -> None:
-    head = "id,subject,scene,quality,relevance,verified,script,objects,descriptions,actions,length"
-    lines = [
-        '46GP8,HR43,Kitchen,6,7,Yes,"A person, cooks",food,x,c001 11.90 21.20;c000 0.00 12.60;c001 1.0 2.0,24.8',
-        "N11GT,0KZ7,Stairs,6,7,No,x,y,z,,18.3",
-        "GONE1,0KZ7,Stairs,6,7,No,x,y,z,c001 0.00 1.00,18.3",
-    ]
-    names = "c000 Holding some clothes\nc001 Holding a phone/camera\n"
-    files = {"source": "\n".join([head, *lines]) + "\n", "labels": names}
-    annotations = _read(tmp_path, "charades", files)
-    assert annotations.classes == ("Holding some clothes", "Holding a phone/camera")
-    for name in ("46GP8.mp4", "N11GT.mp4"):
-        (tmp_path / name).touch()
-    found = list(annotations.located(str(tmp_path)))
-    rows = [(row.path, row.label, row.group) for row in found if isinstance(row, ManifestRow)]
-    assert rows == [("46GP8.mp4", "0;1", "HR43"), ("N11GT.mp4", ";", "0KZ7")] and len(found) == 3
-    (tmp_path / "labels").rename(tmp_path / "Charades_v1_classes.txt")  # found next to the list
-    words = ["data", "import", "charades", str(tmp_path / "source"), "--out", str(tmp_path / "out/list.csv")]
-    assert main(words) == 0
-    manifest = read_manifest(tmp_path / "out/list.csv")
-    assert [manifest.labels_of(clip) for clip in range(2)] == [(0, 1), ()] and manifest.classes == annotations.classes
-    for bad, message in (("c000 A\nc002 B\n", "2: must be `c001 Name of the class`"), ("c000 A\n", "label 'c001'")):
-        with pytest.raises(UserError, match=message):
-            _read(tmp_path, "charades", files | {"labels": bad})
+# A kind, the files of its set, and the end of a message, which begins with the file.
+TIMES = "time_start and time_end must be seconds, got"
+ONE = '[{"id": "1"'
+BROKEN: list[tuple[str, dict[str, str], str]] = [
+    ("kinetics", {"source": "youtube_id,time_start\nx,0\n"}, "source:1: must have the columns label, .*; lacks label"),
+    ("kinetics", {"source": f"{HEADER}\n,x,0,10,test\n"}, "source:2: must have a youtube_id and a label"),
+    *(("kinetics", {"source": f"{HEADER}\na,{row}\n"}, f"source:2: {TIMES}") for row in ("x,zero,1", "x", "x,nan,1_0")),
+    ("ucf101", UCF101 | {"source": "Archery/a.avi 1\n"}, "source:1: the number of Archery must be 2, .*, got 1"),
+    ("ucf101", UCF101 | {"source": "a.avi 1\n"}, "source:1: must be Class/video.avi, got 'a.avi 1'"),
+    ("ucf101", UCF101 | {"source": "Waving/a.avi 1\n"}, "source:1: label must be one of the 2 classes, got 'Waving'"),
+    ("ucf101", UCF101 | {"ind.txt": "1\n"}, "classInd.txt:1: must be `1 Name of the class`, got '1'"),
+    ("ucf101", UCF101 | {"ind.txt": "1 A\n3 B\n"}, "classInd.txt:2: must be `2 Name of the class`, got '3 B'"),
+    ("hmdb51", {"wave_test_split3.txt": ""}, r"must have files CLASS_test_split1\.txt, got none; try another --split"),
+    ("hmdb51", {"wave_test_split1.txt": "a.avi 3\n"}, "split1.txt:1: must be a video and 0, 1 or 2, got 'a.avi 3'"),
+    ("something_v1", V1 | {"source": "100218\n"}, "source:1: must be ID;label"),
+    ("something_v1", V1 | {"source": "1;Waving\n"}, "source:1: label must be one of the 2 classes, got 'Waving'"),
+    *(
+        (f"something_{v}", {"source": ""}, f"source: --labels must name .*-{v}-labels.*, got none")
+        for v in ("v1", "v2")
+    ),
+    ("something_v2", {"labels": V2, "source": f"{ONE}}}]"}, "source: entry 0: must have an id and a template"),
+    ("something_v2", {"labels": V2, "source": '{"id": 1}'}, "source: must be a JSON list"),
+    ("something_v2", {"labels": V2, "source": "["}, "source: must be JSON: "),
+    ("something_v2", {"labels": V2, "source": "[" * 100_000}, "source: must be JSON: its values are nested too deeply"),
+    (
+        "something_v2",
+        {"labels": V2, "source": f'{ONE}, "template": "Waving"}}]'},
+        "entry 0: label must be one of .*'Waving'",
+    ),
+    (
+        "something_v2",
+        {"labels": '{"a": "1_0"}', "source": "[]"},
+        "labels: must be a JSON object from each label to its",
+    ),
+    ("something_v2", {"labels": '{"a": "0", "b": "2"}', "source": "[]"}, "labels: must have the numbers 0 to 1, each"),
+    ("charades", CHARADES | {"labels": "c000 A\nc002 B\n"}, "labels:2: must be `c001 Name of the class`, got 'c002 B'"),
+    ("charades", CHARADES | {"labels": "c000 A\n"}, "source:2: label must be one of the 1 classes, got 'c001'"),
+]
+
+
+@pytest.mark.parametrize(("kind", "files", "reason"), BROKEN)
+def test_a_broken_list_is_named_with_its_line(tmp_path: Path, kind: str, files: dict[str, str], reason: str) -> None:
+    with pytest.raises(UserError, match=reason) as caught:
+        _read(tmp_path, kind, files, part="train")
+    assert str(caught.value).startswith(str(tmp_path))
+
+
+def test_hmdb51_needs_a_part(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="--part must be train or test, got none"):
+        _read(tmp_path, "hmdb51", HMDB51)

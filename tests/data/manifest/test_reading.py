@@ -1,8 +1,10 @@
+"""Lists in all forms, what is wrong in them, what a manifest can say of itself, and that writing is read back."""
+
 from __future__ import annotations
 
 import os
 import pickle
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -11,32 +13,33 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from summit_train.core.errors import UserError
+from summit_train.core.text import csv_text
 from summit_train.data.manifest import Manifest, ManifestRow, read_manifest, reading, tables, write_manifest
+from summit_train.data.manifest.clip import Clip, clip_columns
 from summit_train.data.manifest.reading import check_beside, check_same_classes, read_classes, read_rows, write_classes
+from summit_train.data.video.region import Region
 from summit_train.data.video.span import TO_THE_END, WHOLE, Span
 
 
 def _read(folder: Path, text: str, classes: str | None = None) -> Manifest:
+    folder.mkdir(exist_ok=True)
     (folder / "list.csv").write_text(text)
     if classes is not None:
         (folder / "classes.txt").write_text(classes)
     return read_manifest(folder / "list.csv")
 
 
-def test_a_list_that_memory_does_not_hold_is_refused_before_it_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(reading, "free_memory", lambda: 3.0 * 2**20)
-    _read(tmp_path, "a.mp4 0\n")
-    with pytest.raises(UserError, match=r"list\.csv: a list of 2 MiB needs 3 to 6 times .*, and 3 MiB are free; try"):
-        _read(tmp_path, "a.mp4 0\n" * (1 << 18))
-
-
 def _clips(manifest: Manifest) -> list[tuple[str, int]]:
     return [(manifest.path(index), manifest.labels[index]) for index in range(len(manifest))]
 
 
-# The three forms.
+def _touch(folder: Path, *names: str) -> None:
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).touch()
+
+
+# The forms of a list.
 
 
 def test_a_csv_with_all_columns(tmp_path: Path) -> None:
@@ -51,6 +54,7 @@ def test_a_csv_with_all_columns(tmp_path: Path) -> None:
     assert [manifest.num_frames(index) for index in range(3)] == [84, None, None]
     assert [manifest.clip(index).is_reversed for index in range(3)] == [False, True, False]
     assert [manifest.sha256(index) for index in range(3)] == [b"x" * 31 + b"\0", None, None]
+    assert [manifest.group(index) for index in range(3)] == ["daria", None, None]
     assert (len(manifest), manifest.classes, manifest.class_names) == (3, None, ("0", "1", "2"))
     assert manifest.labels.dtype == np.int32
 
@@ -85,43 +89,169 @@ def test_names_are_labels_by_their_place_in_classes_txt(tmp_path: Path) -> None:
     manifest = _read(tmp_path, "path,label\na,jump high\nb,run\nc,2\n", "run\njump high\nwalk\n")
     assert manifest.labels.tolist() == [1, 0, 2]
     assert manifest.classes == manifest.class_names == ("run", "jump high", "walk")
-
-
-def test_a_name_with_a_line_break_of_unicode_is_one_class(tmp_path: Path) -> None:
-    write_classes(tmp_path, names := ("a\u2028b", "c\x85d", "e\x1cf", "走"))
-    assert read_classes(tmp_path / "classes.txt") == names
     assert _read(tmp_path, "=a.mp4 0\n", "a\r\nb\r\n").classes == ("a", "b")
-    with pytest.raises(UserError, match=r"a class must have a name of one line without a blank around it, got 'a\\nb'"):
-        write_classes(tmp_path, ["a\nb"])
+    names = ("a\u2028b", "c\x85d", "e\x1cf", "走")  # line breaks of Unicode are none here
+    write_classes(tmp_path, names)
+    assert read_classes(tmp_path / "classes.txt") == names
 
 
-def test_class_folders(tmp_path: Path) -> None:
-    for name in ("walk/b.mp4", "walk/a.AVI", "run/deep/c.webm", "run/notes.txt", "jump/.hidden.mp4", ".git/x.mp4"):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).touch()
-    manifest = read_manifest(tmp_path)
+@pytest.mark.parametrize("name", ["labels", "paths", "second_label", "groups", "label_2", "label2", "widths", "foo"])
+def test_columns_of_the_users_own_may_resemble_known_ones(tmp_path: Path, name: str) -> None:
+    assert _read(tmp_path, f"path,label,{name}\na.mp4,1,x\n").labels.tolist() == [1]
+
+
+@pytest.mark.parametrize(
+    ("name", "column"),
+    [
+        ("num_frame", "num_frames"), ("reversedd", "reversed"), ("sha265", "sha256"), ("gruop", "group"),
+        ("Group", "group"), ("endframe", "end_frame"),
+    ],
+)  # fmt: skip
+def test_a_column_that_is_one_edit_from_a_known_one_is_named_where_the_list_lacks_that(
+    tmp_path: Path, name: str, column: str
+) -> None:
+    """A letter less, more, swapped with its neighbour, or another."""
+    with pytest.raises(UserError, match=rf"list\.csv:1: unknown column '{name}': did you mean '{column}'\?"):
+        _read(tmp_path, f"path,label,{name}\na.mp4,1,\n")
+    two_edits = f"{name[1:]}_{name[:1]}"
+    for names in (f"{name},{column}", f"{two_edits},"):
+        assert _read(tmp_path, f"path,label,{names}\na.mp4,1,,\n").labels.tolist() == [1]
+
+
+# Folders.
+
+
+def test_class_folders_hold_videos_and_folders_of_pictures(tmp_path: Path) -> None:
+    """A folder with a clip below it is none, such as one of videos with a cover; nor is a class folder."""
+    _touch(tmp_path / "set", "walk/b.mp4", "walk/a.AVI", "run/deep/c.webm", "run/notes.txt", "jump/.hidden.mp4",
+           ".git/x.mp4", "walk/b/img_00001.jpg", "walk/b/.thumbs/1.jpg", "walk/deep/c/1.PNG", "walk/d/cover1.jpg",
+           "walk/d/e/f.mp4", "walk/1.jpg", "walk/notes/a.txt", "walk/g/h.mp4", "walk/g/2.jpg", "run/1.jpg",
+           "walk/x/flow_x_1.jpg", "walk/x/flow_y_1.jpg", "walk/.hidden/1.jpg")  # fmt: skip
+    manifest = read_manifest(tmp_path / "set")
     assert manifest.classes == ("jump", "run", "walk")
-    listed = [("run/deep/c.webm", 1), ("walk/a.AVI", 2), ("walk/b.mp4", 2)]
-    assert _clips(manifest) == [(str(tmp_path / path), label) for path, label in listed]
+    paths = ["run/deep/c.webm", "walk/a.AVI", "walk/b", "walk/b.mp4", "walk/d/e/f.mp4", "walk/deep/c", "walk/g/h.mp4"]
+    listed = [(str(tmp_path / "set" / path), 1 + path.startswith("walk")) for path in [*paths, "walk/x"]]
+    assert _clips(manifest) == listed
+    # Their fingerprint is the same wherever they are.
+    (tmp_path / "set").rename(tmp_path / "moved")
+    moved = read_manifest(tmp_path / "moved")
+    assert moved.fingerprint() == manifest.fingerprint() and moved.path(0) != manifest.path(0)
+    assert moved.clip(0) == manifest.clip(0) == Clip("run/deep/c.webm")
 
 
-def test_folders_of_pictures_in_class_folders_are_clips(tmp_path: Path) -> None:
-    """One with a clip below it is none, such as a folder of videos with its cover; nor is a class folder."""
-    for name in ("walk/b/img_00001.jpg", "walk/b/.thumbs/1.jpg", "walk/deep/c/1.PNG", "walk/d/cover1.jpg",
-                 "walk/d/e/f.mp4", "walk/1.jpg", "walk/notes/a.txt", "walk/g/h.mp4", "walk/g/2.jpg",
-                 "walk/x/flow_x_1.jpg", "walk/x/flow_y_1.jpg", "walk/.hidden/1.jpg", "run/1.jpg"):  # fmt: skip
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).touch()
-    manifest = read_manifest(tmp_path)
-    assert manifest.classes == ("run", "walk")
-    paths = ["walk/b", "walk/d/e/f.mp4", "walk/deep/c", "walk/g/h.mp4", "walk/x"]
-    assert _clips(manifest) == [(str(tmp_path / path), 1) for path in paths]
-    with pytest.raises(UserError, match=r"walk/b: no clip found|walk/b: must be a manifest"):
-        read_manifest(tmp_path / "walk/b")
-    (tmp_path / "set/run").mkdir(parents=True)
-    (tmp_path / "set/run/1.jpg").touch()
-    with pytest.raises(UserError, match=r"set: no clip found in it; no videos by their names: 1 \.jpg$"):
+def test_videos_behind_links_are_clips(tmp_path: Path) -> None:
+    _touch(tmp_path, "set/walk/1.mp4", "set/run/1.mp4", "disk/session/2.mp4", "disk/session/deeper/3.mp4")
+    _touch(tmp_path, "elsewhere/4.mp4")
+    (tmp_path / "set/walk/session").symlink_to(tmp_path / "disk/session")
+    (tmp_path / "set/jump").symlink_to("../elsewhere")
+    (tmp_path / "set/run/5.mp4").symlink_to("../walk/1.mp4")
+    manifest = read_manifest(tmp_path / "set")
+    assert manifest.classes == ("jump", "run", "walk")
+    paths = ["jump/4.mp4", "run/1.mp4", "run/5.mp4", "walk/1.mp4", "walk/session/2.mp4", "walk/session/deeper/3.mp4"]
+    assert [manifest.clip(clip).path for clip in range(len(manifest))] == paths
+
+
+@pytest.mark.parametrize(
+    ("link", "target", "wrong"),
+    [
+        ("jump", "/not/mounted", r"set/jump: is a link to /not/mounted, which is not there; mount it, or remove"),
+        ("walk/session", "../gone", r"set/walk/session: is a link to ../gone, which is not there"),
+        ("walk/2.mp4", "gone.mp4", r"set/walk/2.mp4: is a link to gone.mp4, which is not there"),
+        ("walk/up", "..", r"set/walk/up/walk: leads to .*set/walk once more, through a link; remove one of the two"),
+        ("walk/again", ".", r"set/walk/again: leads to .*set/walk once more, through a link"),
+    ],
+)
+def test_links_that_lead_nowhere_or_in_a_loop_are_named(tmp_path: Path, link: str, target: str, wrong: str) -> None:
+    _touch(tmp_path, "set/walk/1.mp4", "set/run/1.mp4")
+    (tmp_path / "set" / link).symlink_to(target)
+    with pytest.raises(UserError, match=wrong):
         read_manifest(tmp_path / "set")
+
+
+def test_what_is_no_list_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _touch(tmp_path, "pictures/run/1.jpg", "empty/run/.hidden.mp4")
+    for name, wrong in (
+        ("absent.csv", "absent.csv: the manifest cannot be read: No such file"),
+        ("empty/run", "empty/run: must be a manifest, or have a sub-folder of videos for each class; has none"),
+        ("empty", "empty: must have a clip, got none$"),
+        ("pictures", r"pictures: must have a clip, got none; no videos by their names: 1 \.jpg$"),
+    ):
+        with pytest.raises(UserError, match=wrong):
+            read_manifest(tmp_path / name)
+    # What memory does not hold is refused before it is read.
+    monkeypatch.setattr(reading, "free_memory", lambda: 3.0 * 2**20)
+    _read(tmp_path, "a.mp4 0\n")
+    with pytest.raises(UserError, match=r"list\.csv: must have 3 to 6 times its 2 MiB as free memory, got 3 MiB; try"):
+        _read(tmp_path, "a.mp4 0\n" * (1 << 18))
+
+
+# What is wrong, where, and what would be right: the text of the list, and the message after its name.
+
+NO_NAMES = "label must be an integer, as classes.txt is missing next to the manifest, got"
+PLAIN = "must be `path label` in a list without a header, got"
+COUNT = "num_frames must be a positive integer, or empty, got"
+FRAME = "must be the number of a frame, 0 or more, or empty, got"
+SPANS = "path,label,num_frames,start_frame,end_frame\na,0,20,0,20\nb,1,"
+HIGHEST = "label must be from 0 to 2147483646, got"
+MISTAKES = [
+    *((text, " must have a clip, got none") for text in ("", "\n \n", "path,label\n", "path,label\n\n\n")),
+    ("path,class\na,1\n", "1: the header must have one column 'label', got path,class"),
+    ("\nlabel,youtube_id\n", "2: the header must have one column 'path'"),
+    ("path,label,path\n", "1: the header must have one column 'path'"),
+    ("path,lable,label_2\na,0,1\n", "1: the header must have one column 'label'"),
+    ("path,label,star_frame\na,0,1\n", "1: unknown column 'star_frame': did you mean 'start_frame'?"),
+    ("path,label\na,0\n\nb,1,2\n", "4: must have 2 cells, as the header has, got 3; put a path with a comma"),
+    ('path,label\na,0\n"b,1\nc,2\n', "3: a double quote must be closed on its line"),
+    ('path,label\n"a\n\nb",0\n,1\n', "5: path must name a video or a folder of pictures, got an empty cell"),
+    ("path,label\na,0\nb,-1\n", f"3: {HIGHEST} -1"),
+    ("path,label\ny,1\nx,3;-1\n", f"3: {HIGHEST} -1"),
+    (f"path,label\na,{2**31 - 1}\n", f"2: {HIGHEST} {2**31 - 1}"),
+    ("path,label\na,0\nb,\n", f"3: {NO_NAMES} ''; write the class names into it"),
+    ("path,label\ny,1\nx,3;\n", f"3: {NO_NAMES} ''"),
+    ("path,label\ny,1\nx,3;x\n", f"3: {NO_NAMES} 'x'"),
+    ("path,label\na,1.0\n", f"2: {NO_NAMES} '1.0'"),
+    ("a.mp4 jump\n", f"1: {NO_NAMES} 'jump'"),
+    ("path,label\ny,1\nx,3;3\n", "3: label must name each class once, got '3;3'"),
+    *((f"path,label,num_frames\na,0,12\nb,0,{n}\n", f"3: {COUNT} '{n}'") for n in ("12.5", "0", "many", "9" * 20)),
+    ("path,label,reversed\na,0,1\nb,0,maybe\n", "3: reversed must be 0 or 1, got 'maybe'"),
+    ("a.mp4,3\n", f"1: {PLAIN} 'a.mp4,3'; separate path and label by a blank"),
+    *((f"a.mp4 0\n{line}\n", f"2: {PLAIN} '{line}'") for line in ("b.mp4", "a.mp4, 0", "b.mp4 ,0")),
+    *(
+        (f"path,label,sha256\na.mp4,0,\nb.mp4,0,{text}\n", "3: sha256 must be 64 hexadecimal digits")
+        for text in ("ab", "z" * 64, "ab" * 31 + " a", "ab" * 31 + "  ")
+    ),
+    (f"{SPANS},x,9\n", f"3: start_frame {FRAME} 'x'"),
+    (f"{SPANS},1.5,9\n", f"3: start_frame {FRAME} '1.5'"),
+    (f"{SPANS},-1,9\n", f"3: start_frame {FRAME} '-1'"),
+    (f"{SPANS},,-1\n", f"3: end_frame {FRAME} '-1'"),
+    (f"{SPANS},0,99999999999\n", f"3: end_frame {FRAME} '99999999999'"),
+    (f"{SPANS},5,5\n", "3: end_frame must be after start_frame, got 5 to 5"),
+    (f"{SPANS},,0\n", "3: end_frame must be after start_frame, got 0 to 0"),
+    (f"{SPANS}20,10,21\n", "3: the span must be within the video's 20 frames, got 10:21"),
+    (f"{SPANS}20,20,\n", "3: the span must be within the video's 20 frames, got 20:"),
+]
+ONE_OF = "label must be one of the 2 classes in classes.txt, got"
+MISTAKES_OF_CLASSES = [
+    ("jmup", "jump\nrun\n", f"list.csv:3: {ONE_OF} 'jmup': did you mean 'jump'?"),
+    ("zzz", "jump\nrun\n", f"list.csv:3: {ONE_OF} 'zzz'"),
+    ("", "jump\nrun\n", f"list.csv:3: {ONE_OF} ''"),
+    ("2", "jump\nrun\n", "list.csv:3: label must be from 0 to 1, as classes.txt has 2 classes, got 2"),
+    ("run", "run\njump\nrun\n", "classes.txt:3: must be the name of another class, got 'run' again"),
+    ("run", "run\n\njump\n", "classes.txt:2: must be the name of another class, got an empty line"),
+]
+
+
+@pytest.mark.parametrize(
+    ("text", "classes", "message"),
+    [
+        *((text, None, f"list.csv:{message}") for text, message in MISTAKES),
+        *((f"path,label\na,run\nb,{label}\n", classes, message) for label, classes, message in MISTAKES_OF_CLASSES),
+    ],
+)
+def test_mistakes_are_named_with_their_place(tmp_path: Path, text: str, classes: str | None, message: str) -> None:
+    with pytest.raises(UserError) as caught:
+        _read(tmp_path, text, classes)
+    assert str(caught.value).startswith(f"{tmp_path}/{message}") and "\n" not in str(caught.value)
 
 
 # Writing.
@@ -151,11 +281,22 @@ _ROWS = st.builds(
 def test_what_is_written_is_read(tmp_path: Path, rows: list[ManifestRow]) -> None:
     path = tmp_path / "m.csv"
     write_manifest(path, iter(rows))
-    manifest, text = read_manifest(path), path.read_text()
-    assert list(read_rows(manifest)) == list(read_rows(pickle.loads(pickle.dumps(manifest)))) == rows
+    text = path.read_text()
+    manifest, listed = read_rows(path)
+    assert listed == rows
     assert [manifest.clip(clip).span for clip in range(len(rows))] == [row.span for row in rows]
-    write_manifest(path, list(read_rows(manifest)))
+    write_manifest(path, listed)
     assert path.read_text() == text
+    sent = pickle.loads(pickle.dumps(manifest))
+    assert all(np.array_equal(getattr(sent, one.name), getattr(manifest, one.name)) for one in fields(Manifest))
+
+
+def test_columns_that_no_row_fills_are_not_written_and_a_path_may_have_any_bytes(tmp_path: Path) -> None:
+    path = tmp_path / "m.csv"
+    write_manifest(path, [ManifestRow("a.mp4", "run", num_frames=7), ManifestRow("b, c.mp4", 3, reversed=True)])
+    assert path.read_text() == 'path,label,num_frames,reversed\na.mp4,run,7,0\n"b, c.mp4",3,,1\n'
+    write_manifest(path, [ManifestRow(os.fsdecode(b"clip \xff\xe9.mp4"), 0)])
+    assert os.fsencode(read_manifest(path).path(0)) == b"clip \xff\xe9.mp4"
 
 
 _LINES = st.lists(
@@ -174,189 +315,91 @@ _LINES = st.lists(
 def test_the_size_of_blocks_changes_nothing(tmp_path: Path, lines: list[str], end: str, last: str, block: int) -> None:
     (tmp_path / "m.csv").write_text(f"\npath,label,note{end}{end.join(lines)}{end}{last}", newline="")
 
-    def read() -> object:
+    def read(**sizes: int) -> object:
         try:
-            manifest = read_manifest(tmp_path / "m.csv")
+            with tables.opened(tmp_path / "m.csv") as file:
+                file.readline()
+                found = list(tables.read_tables(tmp_path / "m.csv", file, 2, file.readline(), **sizes))
         except UserError as error:
             return str(error)
-        return list(read_rows(manifest)), manifest.lines.tolist(), manifest.fingerprint()
+        cells = {name: [cell for _, columns in found for cell in columns[name]] for name in found[0][1]}
+        return [line for lines, _ in found for line in lines], cells
 
     expected = read()
+    assert read(block=block, rows=2) == expected
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tables, "_BLOCK", block)
-        patch.setattr(tables, "_ROWS", 2)
-        assert read() == expected
         patch.setattr(tables, "_plain_cells", lambda block, width: None)
-        assert read() == expected
+        assert read(block=block, rows=2) == expected
 
 
-def test_columns_that_no_row_fills_are_not_written(tmp_path: Path) -> None:
-    path = tmp_path / "m.csv"
-    write_manifest(path, [ManifestRow("a.mp4", "run", num_frames=7), ManifestRow("b, c.mp4", 3, reversed=True)])
-    assert path.read_text() == 'path,label,num_frames,reversed\na.mp4,run,7,0\n"b, c.mp4",3,,1\n'
+# A list that changes while it is read.
 
 
-def test_a_path_of_any_bytes_survives(tmp_path: Path) -> None:
-    name = os.fsdecode(b"clip \xff\xe9.mp4")
-    write_manifest(tmp_path / "m.csv", [ManifestRow(name, 0)])
-    assert os.fsencode(read_manifest(tmp_path / "m.csv").path(0)) == b"clip \xff\xe9.mp4"
+@pytest.mark.parametrize("how", ["replaced", "rewritten", "truncated", "longer"])
+def test_a_list_that_changes_while_it_is_read_is_the_old_one_or_refused(tmp_path: Path, how: str) -> None:
+    """A half of each version would be a list that nobody wrote."""
+    path = tmp_path / "list.csv"
+    rows = [f"{number:04},{{}},{{}}\n" for number in range(2000)]
+    old, new = ("path,label,note\n" + "".join(row.format(version, version) for row in rows) for version in (0, 1))
+    path.write_text(old)
+
+    def change() -> None:
+        if how == "replaced":
+            (tmp_path / "new.csv").write_text(new)
+            (tmp_path / "new.csv").replace(path)
+        elif how == "truncated":
+            os.truncate(path, len(old) // 2)
+        else:
+            with path.open("r+" if how == "rewritten" else "a") as file:
+                file.write(new)
+
+    def read() -> Manifest:
+        with tables.opened(path, "the manifest ") as file:
+            found = tables.read_tables(path, file, 1, file.readline(), block=1000)
+            first = [next(found), next(found)]
+            change()
+            columns = tables.parse_tables(path, [*first, *found], None)
+        return Manifest(str(path), "", None, **columns)
+
+    if how == "replaced":
+        assert read().labels.tolist() == [0] * len(rows)
+    else:
+        os.utime(path, ns=(0, 0))  # a change within one tick of the file system's clock has the same time
+        with pytest.raises(UserError, match=r"list\.csv: the manifest must not change while it is read, got another"):
+            read()
 
 
-@pytest.mark.parametrize("name", ["labels", "paths", "second_label", "groups", "label_2", "label2", "widths", "foo"])
-def test_columns_of_the_users_own_may_resemble_known_ones(tmp_path: Path, name: str) -> None:
-    (tmp_path / "list.csv").write_text(f"path,label,{name}\na.mp4,1,x\n")
-    assert read_manifest(tmp_path / "list.csv").labels.tolist() == [1]
-
-
-@pytest.mark.parametrize(
-    ("name", "column"),
-    [
-        ("num_frame", "num_frames"), ("reversedd", "reversed"), ("sha265", "sha256"), ("gruop", "group"),
-        ("Group", "group"), ("endframe", "end_frame"),
-    ],
-)  # fmt: skip
-def test_a_column_that_is_one_edit_from_a_known_one_is_named_where_the_list_lacks_that(
-    tmp_path: Path, name: str, column: str
-) -> None:
-    """A letter less, more, swapped with its neighbour, or another."""
-    with pytest.raises(UserError, match=rf"list\.csv:1: unknown column '{name}': did you mean '{column}'\?"):
-        _read(tmp_path, f"path,label,{name}\na.mp4,1,\n")
-    assert _read(tmp_path, f"path,label,{name},{column}\na.mp4,1,,\n").labels.tolist() == [1]
-    two = f"{name[1:]}_{name[:1]}"  # two edits from it
-    assert _read(tmp_path, f"path,label,{two}\na.mp4,1,\n").labels.tolist() == [1]
-
-
-# Links.
-
-
-def _classes(folder: Path, *videos: str) -> None:
-    for video in videos:
-        (folder / video).parent.mkdir(parents=True, exist_ok=True)
-        (folder / video).touch()
-
-
-def test_videos_behind_links_are_clips(tmp_path: Path) -> None:
-    _classes(tmp_path, "set/walk/1.mp4", "set/run/1.mp4", "disk/session/2.mp4", "disk/session/deeper/3.mp4")
-    _classes(tmp_path, "elsewhere/4.mp4")
-    (tmp_path / "set/walk/session").symlink_to(tmp_path / "disk/session")
-    (tmp_path / "set/jump").symlink_to("../elsewhere")
-    (tmp_path / "set/run/5.mp4").symlink_to("../walk/1.mp4")
-    manifest = read_manifest(tmp_path / "set")
-    assert manifest.classes == ("jump", "run", "walk")
-    paths = ["jump/4.mp4", "run/1.mp4", "run/5.mp4", "walk/1.mp4", "walk/session/2.mp4", "walk/session/deeper/3.mp4"]
-    assert [manifest.clip(clip).path for clip in range(len(manifest))] == paths
-
-
-@pytest.mark.parametrize(
-    ("link", "target", "wrong"),
-    [
-        ("jump", "/not/mounted", r"set/jump: is a link to /not/mounted, which is not there; mount it, or remove"),
-        ("walk/session", "../gone", r"set/walk/session: is a link to ../gone, which is not there"),
-        ("walk/2.mp4", "gone.mp4", r"set/walk/2.mp4: is a link to gone.mp4, which is not there"),
-        ("walk/up", "..", r"set/walk/up/walk: leads to .*set/walk once more, through a link; remove one of the two"),
-        ("walk/again", ".", r"set/walk/again: leads to .*set/walk once more, through a link"),
-    ],
-)
-def test_links_that_lead_nowhere_or_in_a_loop_are_named(tmp_path: Path, link: str, target: str, wrong: str) -> None:
-    _classes(tmp_path, "set/walk/1.mp4", "set/run/1.mp4")
-    (tmp_path / "set" / link).symlink_to(target)
-    with pytest.raises(UserError, match=wrong):
-        read_manifest(tmp_path / "set")
-
-
-# What is wrong, where, and what would be right.
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        *((text, "list.csv: no clip found in it") for text in ("", "\n \n", "path,label\n", "path,label\n\n\n")),
-        ("path,class\na,1\n", "list.csv:1: the header must have one column 'label', got path, class"),
-        ("\nlabel,youtube_id\n", "list.csv:2: the header must have one column 'path'"),
-        ("path,label,path\n", "list.csv:1: the header must have one column 'path'"),
-        ("path,label,num_frame\na,0,1\n", "list.csv:1: unknown column 'num_frame': did you mean 'num_frames'"),
-        ("path,label\na,0\n\nb,1,2\n", "list.csv:4: 3 fields where the header has 2"),
-        ('path,label\na,0\n"b,1\nc,2\n', "list.csv:3: a double quote is not closed"),
-        ('path,label\n"a\n\nb",0\n,1\n', "list.csv:5: the path is empty"),
-        ("path,label\na,0\nb,-1\n", "list.csv:3: label -1 is out of range: labels start from 0"),
-        (f"path,label\na,{10**20}\n", f"list.csv:2: label {10**20} is out of range"),
-        ("path,label\na,0\nb,\n", "list.csv:3: the label is empty"),
-        ("path,label\na,1.0\n", "list.csv:2: label '1.0' is a name, but classes.txt is missing next to the manifest"),
-        *(
-            (f"path,label,num_frames\na,0,12\nb,0,{count}\n", f"list.csv:3: num_frames {must}, got '{count}'")
-            for must in ("must be a positive integer, or empty",)
-            for count in ("12.5", "0", "many", "9" * 20)
-        ),
-        ("path,label,reversed\na,0,1\nb,0,maybe\n", "list.csv:3: reversed must be 0 or 1, got 'maybe'"),
-        ("a.mp4,3\n", "list.csv:1: 'a.mp4,3' is neither `path label` nor below a header"),
-        ("a.mp4 1\nb.mp4\n", "list.csv:2: 'b.mp4' is neither"),
-        ("a.mp4, 0\n", "list.csv:1: 'a.mp4, 0' is neither"),
-        ("a.mp4 0\nb.mp4 ,0\n", "list.csv:2: 'b.mp4 ,0' is neither"),
-        ("path,lable,label_2\na,0,1\n", "list.csv:1: the header must have one column 'label'"),
-        ("path,label,star_frame\na,0,1\n", "list.csv:1: unknown column 'star_frame': did you mean 'start_frame'?"),
-        ("a.mp4 jump\n", "list.csv:1: label 'jump' is a name, but classes.txt is missing"),
-        *(
-            (f"path,label,sha256\na.mp4,0,\nb.mp4,0,{text}\n", "list.csv:3: sha256 must be 64 hexadecimal digits")
-            for text in ("ab", "z" * 64, "ab" * 31 + " a", "ab" * 31 + "  ")
-        ),
-        *(
-            (f"path,label,num_frames,start_frame,end_frame\na,0,20,0,20\nb,1,{cells}\n", f"list.csv:3: {message}")
-            for cells, message in (
-                (",x,9", "start_frame must be the number of a frame, 0 or more, or empty, got 'x'"),
-                (",1.5,9", "start_frame must be the number of a frame, 0 or more, or empty, got '1.5'"),
-                (",-1,9", "start_frame must be the number of a frame, 0 or more, or empty, got '-1'"),
-                (",,-1", "end_frame must be the number of a frame, 0 or more, or empty, got '-1'"),
-                (",0,99999999999", "end_frame must be the number of a frame, 0 or more, or empty, got '99999999999'"),
-                (",5,5", "end_frame must be after start_frame, got 5 to 5"),
-                (",,0", "end_frame must be after start_frame, got 0 to 0"),
-                ("20,10,21", "a video has 20 frames, and the span 10:21 does not lie among them"),
-                ("20,20,", "a video has 20 frames, and the span 20: does not lie among them"),
-            )
-        ),
-    ],
-)
-def test_mistakes_are_named_with_their_place(tmp_path: Path, text: str, message: str) -> None:
-    with pytest.raises(UserError) as caught:
-        _read(tmp_path, text)
-    assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("label", "classes", "message"),
-    [
-        ("jmup", "jump\nrun\n", "list.csv:3: the class 'jmup' is not in classes.txt: did you mean 'jump'?"),
-        ("zzz", "jump\nrun\n", "list.csv:3: the class 'zzz' is not in classes.txt with its 2 classes"),
-        ("2", "jump\nrun\n", "list.csv:3: label 2 is out of range: classes.txt has 2 classes"),
-        ("run", "run\njump\nrun\n", "classes.txt:3: the class 'run' is listed twice"),
-        ("run", "run\n\njump\n", "classes.txt:2: an empty line among the classes"),
-    ],
-)
-def test_mistakes_in_classes_are_named_with_their_place(tmp_path: Path, label: str, classes: str, message: str) -> None:
-    with pytest.raises(UserError) as caught:
-        _read(tmp_path, f"path,label\na,run\nb,{label}\n", classes)
-    assert message in str(caught.value)
-
-
-def test_manifests_that_are_not_there(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"absent.csv: the manifest cannot be read: No such file"):
-        read_manifest(tmp_path / "absent.csv")
-    with pytest.raises(UserError, match="must be a manifest, or have a sub-folder"):
-        read_manifest(tmp_path)
-    (tmp_path / "run").mkdir()
-    with pytest.raises(UserError, match="no clip found in it"):
-        read_manifest(tmp_path)
+def test_rows_and_columns_are_of_one_reading(tmp_path: Path) -> None:
+    _read(tmp_path, "path,label,note\na,0,A\nb,1,B\n")
+    manifest, rows = read_rows(tmp_path / "list.csv")
+    (tmp_path / "list.csv").write_text("path,label,note\nb,1,B\n")
+    assert [(row.path, row.label, row.others) for row in rows] == [
+        ("a", 0, (("note", "A"),)),
+        ("b", 1, (("note", "B"),)),
+    ]
+    assert pickle.loads(pickle.dumps(manifest)).fingerprint() == manifest.fingerprint() and _clips(manifest)[0] == (
+        "a",
+        0,
+    )
 
 
 # What a manifest can say of itself.
 
 
-def test_check_labels(tmp_path: Path) -> None:
+def test_labels_and_classes_must_be_those_of_the_network(tmp_path: Path) -> None:
     manifest = _read(tmp_path, "path,label\na,0\n\nb,4\nc,7\n")
     manifest.check_labels(8)
-    message = r"list\.csv:4: label 4 is out of range: model.num_classes is 4, .*this manifest needs 8"
-    with pytest.raises(UserError, match=message):
-        manifest.check_labels(4)
+    for text, number, message in (
+        (
+            "a,0\n\nb,4\nc,7",
+            4,
+            r"csv:4: label must be from 0 to 3, as model.num_classes is 4, got 4; try .*_classes=8$",
+        ),
+        ("x,2;7", 7, r"csv:2: label must be from 0 to 6, as model\.num_classes is 7, got 7; try model\.num_classes=8"),
+        ("x,;", 7, r"list\.csv: must have a label, got none in 1 clip"),
+    ):
+        with pytest.raises(UserError, match=message):
+            _read(tmp_path, f"path,label\n{text}\n").check_labels(number)
     manifest = _read(tmp_path, "path,label\na,run\nb,walk\n", "run\nwalk\nsit\nbend\n")
     manifest.check_labels(4)
     for number in (3, 10):
@@ -364,17 +407,24 @@ def test_check_labels(tmp_path: Path) -> None:
             manifest.check_labels(number)
 
 
-def test_check_classes(tmp_path: Path) -> None:
+def test_classes_of_two_lists_are_compared(tmp_path: Path) -> None:
     manifests = []
     for name, classes in zip("abcde", ("run\nwalk\n", "run\nwalk\n", "walk\nrun\n", "run\n", None), strict=True):
-        (tmp_path / name).mkdir()
         manifests.append(_read(tmp_path / name, "path,label\nx,0\n", classes))
     first, same, swapped, fewer, nameless = manifests
     for one, other in ((first, same), (first, nameless), (nameless, first)):
         check_same_classes(one.source, one.classes, other.source, other.classes)
-    for other, difference in ((swapped, "'only in their order'"), (fewer, "'walk'")):
-        with pytest.raises(UserError, match=rf"a/list\.csv and {other.source} do not .* differ in {difference}$"):
+    for other, difference in ((swapped, "their order"), (fewer, "'walk'")):
+        with pytest.raises(UserError, match=rf"a/list\.csv and {other.source} must have the same .* in {difference}$"):
             check_same_classes(first.source, first.classes, other.source, other.classes)
+    check_beside(tmp_path / "a/new.csv", ("run", "walk"), tmp_path / "source")
+    with pytest.raises(
+        UserError, match=r"classes\.txt: must have the classes of .*source, got others; write to another"
+    ):
+        check_beside(tmp_path / "a/new.csv", ("run",), tmp_path / "source")
+    for bad in ("a\nb", "a "):
+        with pytest.raises(UserError, match="a class must have a name of one line without a blank around it, got 'a"):
+            write_classes(tmp_path, [bad])
 
 
 def test_the_fingerprint_is_of_paths_labels_directions_and_spans(tmp_path: Path) -> None:
@@ -391,22 +441,11 @@ def test_the_fingerprint_is_of_paths_labels_directions_and_spans(tmp_path: Path)
     assert len({_read(tmp_path, header + rows).fingerprint() for rows in others} | {old}) == len(others) + 1
 
 
-def test_class_folders_have_the_same_fingerprint_wherever_they_lie(tmp_path: Path) -> None:
-    for root in ("here", "there/deeper"):
-        (tmp_path / root / "run").mkdir(parents=True)
-        (tmp_path / root / "run" / "a.mp4").touch()
-    here, there = (read_manifest(tmp_path / root) for root in ("here", "there/deeper"))
-    assert here.fingerprint() == there.fingerprint()
-    assert here.path(0) != there.path(0)
-
-
-# Several labels.
-
-
 def test_a_clip_may_have_several_labels_or_none(tmp_path: Path) -> None:
     classes = "sit\nstand\na;b\nrun\n"
     manifest = _read(tmp_path, "path,label\nx,3;0\ny,2\nz,;\nu, stand ; 3\nv,a;b\n", classes)
-    assert [manifest.labels_of(clip) for clip in range(5)] == [(0, 3), (2,), (), (1, 3), (2,)]
+    labels = [(0, 3), (2,), (), (1, 3), (2,)]
+    assert [manifest.labels_of(clip) for clip in range(5)] == labels
     assert manifest.labels.tolist() == [0, 2, -1, 1, 2] and manifest.num_labels == 4
     hot = manifest.class_labels(np.array([0, 2, 3]), 4)
     assert hot.tolist() == [[True, False, False, True], [False] * 4, [False, True, False, True]]
@@ -415,50 +454,45 @@ def test_a_clip_may_have_several_labels_or_none(tmp_path: Path) -> None:
     assert manifest.class_labels(np.array([0, 1]), 3).tolist() == [[True, False, False], [False, False, True]]
     single = manifest.class_labels(np.array([4, 1, 3]), None)
     assert single.tolist() == [2, 2, 1] and single.dtype == np.int64
-    clips, labels = manifest.label_pairs()
-    assert sorted(zip(clips.tolist(), labels.tolist(), strict=True)) == [(0, 0), (0, 3), (1, 2), (3, 1), (3, 3), (4, 2)]
+    clips, of_clips = manifest.label_pairs()
+    pairs = sorted((clip, label) for clip, several in enumerate(labels) for label in several)
+    assert sorted(zip(clips.tolist(), of_clips.tolist(), strict=True)) == pairs
     assert manifest.clips_per_class == {"sit": 1, "stand": 1, "a;b": 2, "run": 2}
-    assert [row.label for row in read_rows(manifest)] == ["0;3", 2, ";", "1;3", 2]
-    assert [row.labels for row in read_rows(manifest)] == [(0, 3), (2,), (), (1, 3), (2,)]
-    write_manifest(tmp_path / "again.csv", read_rows(manifest))
+    _, rows = read_rows(manifest.source)
+    assert [row.label for row in rows] == ["0;3", 2, ";", "1;3", 2] and [row.labels for row in rows] == labels
+    write_manifest(tmp_path / "again.csv", rows)
     assert read_manifest(tmp_path / "again.csv").fingerprint() == manifest.fingerprint()
     assert manifest.not_single() == f"{tmp_path}/list.csv:4: has no labels"
     bare = _read(tmp_path, "a b.mp4 2;1\nc 3\n")  # header-less lists too
     assert [(bare.path(clip), bare.labels_of(clip)) for clip in (0, 1)] == [("a b.mp4", (1, 2)), ("c", (3,))]
-
-
-def test_one_label_a_clip_is_stored_and_fingerprinted_as_ever(tmp_path: Path) -> None:
-    one = _read(tmp_path, "path,label\nx,3\ny,0\n")
+    one = _read(tmp_path / "one", "path,label\nx,3\ny,0\n")
     assert one.not_single() is None and len(one.more_labels) == 0
     assert one.fingerprint() == "ac730681c36356611de70e8787d23b0b"
-    fingerprints = {_read(tmp_path, f"path,label\nx,{x}\ny,{y}\n").fingerprint() for x, y in PAIRS}
-    assert len(fingerprints) == len(PAIRS)
+    pairs_of_labels = (("3", "0"), ("3;4", "0"), ("3", "0;4"), ("3;5", "0"), (";", "0"), ("3;4", "0;4"))
+    found = {_read(tmp_path / "one", f"path,label\nx,{x}\ny,{y}\n").fingerprint() for x, y in pairs_of_labels}
+    assert len(found) == len(pairs_of_labels)
 
 
-PAIRS = (("3", "0"), ("3;4", "0"), ("3", "0;4"), ("3;5", "0"), (";", "0"), ("3;4", "0;4"))
+# A clip.
 
 
-@pytest.mark.parametrize(
-    ("label", "message"),
-    [
-        ("3;3", r"list\.csv:3: a label must name each class once, got '3;3'"),
-        ("3;", r"list\.csv:3: the label is empty"),
-        ("3;x", r"list\.csv:3: label 'x' is a name, but classes\.txt is missing"),
-        ("3;-1", r"list\.csv:3: label -1 is out of range"),
-    ],
-)
-def test_bad_lists_of_labels_are_refused(tmp_path: Path, label: str, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        _read(tmp_path, f"path,label\ny,1\nx,{label}\n")
-    with pytest.raises(UserError, match=r"list\.csv:2: label 7 is out of range: model\.num_classes is 7"):
-        _read(tmp_path, "path,label\nx,2;7\n").check_labels(7)
-    with pytest.raises(UserError, match="must have a label, and no clip has one"):
-        _read(tmp_path, "path,label\nx,;\n").check_labels(7)
+def test_a_clip_in_words_and_in_order() -> None:
+    clip = Clip(os.fsdecode(b"\xff.mp4"), Span(3, 7), is_reversed=True)
+    assert str(clip) == "\\udcff.mp4 3:7 backwards" and str(Clip("a.mp4", Span(3))) == "a.mp4 3:"
+    values = {"path": "\udcff.mp4", "reversed": True, "start_frame": 3, "end_frame": 7}
+    assert clip.values() == values and Clip("a.mp4").values() == {"path": "a.mp4"}
+    clip = replace(clip, path="a", region=Region(0, 1, 8, 6))
+    assert str(clip) == "a 3:7 (8 x 6 pixels at 0, 1) backwards"
+    assert clip.values() == values | {"path": "a", "left": 0, "top": 1, "width": 8, "height": 6}
+    clips = [Clip("a"), Clip("a", is_reversed=True), Clip("a", Span(2, 4)), Clip("a", Span(9, 3)), Clip("b")]
+    clips.insert(1, Clip("a", region=Region(0, 0, 8, 8)))
+    assert sorted([clips[i] for i in (3, 4, 0, 5, 2, 1)]) == clips
 
 
-def test_a_manifest_is_not_put_beside_the_names_of_other_classes(tmp_path: Path) -> None:
-    write_classes(tmp_path, ("bend", "run", "walk"))
-    assert read_classes(tmp_path / "classes.txt") == ("bend", "run", "walk")
-    check_beside(tmp_path / "new.csv", ("bend", "run", "walk"), tmp_path / "source")
-    with pytest.raises(UserError, match=r"classes\.txt: has other classes than .*source; write to another folder"):
-        check_beside(tmp_path / "new.csv", ("bend", "run"), tmp_path / "source")
+def test_a_table_of_clips_is_a_manifest_of_them(tmp_path: Path) -> None:
+    clips = [Clip("a", Span(3)), Clip("a", region=Region(0, 1, 8, 6)), Clip("a", Span(1, 3), is_reversed=True)]
+    rows = zip(clip_columns(clips), ["label", 0, 1, 2], strict=True)
+    (tmp_path / "list.csv").write_text(csv_text((*row, label) for row, label in rows))
+    listed = read_manifest(tmp_path / "list.csv", "columns")
+    assert [listed.clip(number) for number in range(3)] == clips
+    assert clip_columns([Clip("a")]) == [("path",), ("a",)]

@@ -118,7 +118,7 @@ def test_bad_clips_are_named(videos: Path, tmp_path: Path) -> None:
     store = stored(videos, [ManifestRow("0.mkv", 0), ManifestRow("1.mkv", 0, reversed=True)], "backwards.csv")
     with pytest.raises(UserError, match=r"backwards\.csv:3: this clip is played backwards"):
         begin(store, tmp_path / "out", DIS, 1, workers=0)
-    one = "has one frame: flow is the motion from a frame to the next"
+    one = "must have 2 frames or more, got 1: flow is the motion between frames"
     assert bad_clips(stored(tmp_path, rows), tmp_path / "out", DIS) == [
         f"one.mp4: {one}",
         "small.mp4: a picture of 40 x 24 pixels is too small for flow: a side must have 32",
@@ -174,7 +174,7 @@ def test_flow_folders_are_packed_as_they_are(videos: Path, given: FileStore, tmp
     shutil.copy(videos / "0.mkv", tmp_path / "v.mkv")
     store = stored(tmp_path, [ManifestRow("a", 0), ManifestRow("v.mkv", 0)], "bad.csv")
     (bad,) = bad_clips(store, tmp_path / "bad", GIVEN)
-    assert bad == "v.mkv: is a video: `data flow` computes its flow; --bound is for folders that hold flow"
+    assert bad.startswith("v.mkv: must be a folder of flow pictures, got a video; try `summit-train data flow`")
     packed = packed_store(given, tmp_path / "out", GIVEN)
     assert packed.pack.packing.bound == 32.0 and packed.pack.packing.method is None
     assert packed.manifest.frame_counts.tolist() == [5, 4, 5]

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import errno
 import io
+import json
 import os
 import shutil
 import signal
-import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from PIL import Image
 
 from summit_train.core.errors import UserError
 from summit_train.data.batches.stores import open_store
-from summit_train.data.manifest import ManifestRow, read_manifest, write_manifest
+from summit_train.data.manifest import ManifestRow, read_manifest
 from summit_train.data.manifest.files import FileStore
 from summit_train.data.packed import pack as pack_module
 from summit_train.data.packed.format import Packing, read_pack
@@ -34,7 +34,7 @@ from tests.data.packed.conftest import (
     stored,
 )
 from tests.killing import killed_at
-from tests.worlds import PATIENCE_S, Say, start, succeed
+from tests.worlds import Say, succeed
 
 
 @pytest.mark.parametrize("kind", ["bytes", "jpeg", "video"])
@@ -49,22 +49,19 @@ def test_a_packed_set_is_the_manifests(raw: FileStore, pack_set: PackSet, kind: 
     assert (packed.fingerprint() == manifest.fingerprint()) == (kind == "bytes")
 
 
-def test_the_index_is_numpys(pack_set: PackSet) -> None:
-    out = pack_set(kind="jpeg", every=2)
+@pytest.mark.parametrize(("side", "size"), [(20, (26, 20)), (256, (52, 40))])
+def test_the_index_is_numpys_and_pictures_are_never_scaled_up(
+    pack_set: PackSet, side: int, size: tuple[int, int]
+) -> None:
+    out = pack_set(kind="jpeg", every=2, short_side=side)
     clips, pictures = (np.load(out / "index" / f"{name}.npy", mmap_mode="r") for name in ("clips", "pictures"))
     assert (len(clips), len(pictures)) == (NUM_VIDEOS, NUM_VIDEOS * NUM_FRAMES // 2)
     assert clips["first"].tolist() == list(range(0, len(pictures), NUM_FRAMES // 2))
     for clip in clips:
         content = (out / f"{clip['shard']:06}.tar").read_bytes()[clip["start"] :][: clip["length"]]
         assert content.startswith(b"\xff\xd8") and content.endswith(b"\xff\xd9")
+        assert Image.open(io.BytesIO(content)).size == size
     assert set(clips["width"].tolist()) == {52} and set(clips["height"].tolist()) == {40}
-
-
-@pytest.mark.parametrize(("side", "size"), [(20, (26, 20)), (256, (52, 40))])
-def test_pictures_are_scaled_down_and_never_up(pack_set: PackSet, side: int, size: tuple[int, int]) -> None:
-    out = pack_set(kind="jpeg", short_side=side)
-    start = np.load(out / "index" / "clips.npy")[0]["start"]
-    assert Image.open(io.BytesIO((out / "000000.tar").read_bytes()[start:])).size == size
 
 
 @dataclass(frozen=True)
@@ -148,17 +145,6 @@ def test_killed_at_any_moment_the_next_call_makes_the_same(
     assert content_of(out) == content_of(undisturbed)
 
 
-def test_killed_it_leaves_no_process_behind(videos: Path, tmp_path: Path) -> None:
-    words = ["data", "pack", str(videos / "list.csv"), str(tmp_path / "out"), "--kind", "jpeg", "--shard-size", "9000"]
-    process = start(0, "-m", "summit_train", *words, "--workers", "2")
-    while not list(tmp_path.glob("out/*.tar")) and process.poll() is None:
-        time.sleep(0.05)
-    process.kill()
-    # The workers hold the same pipe, so its end comes with the last of them.
-    output, _ = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == -signal.SIGKILL, output
-
-
 def test_ranks_share_the_work_and_change_nothing(videos: Path, pack_set: PackSet, tmp_path: Path) -> None:
     words = [str(videos / "list.csv"), str(tmp_path / "ranks"), "--kind", "video", "--shard-size", str(SHARD_BYTES)]
     printed = succeed(3, "data", "pack", *words, "--workers", "0")
@@ -225,39 +211,32 @@ def test_frame_folders_are_packed(tmp_path: Path, kind: str, side: int) -> None:
     assert packed.manifest.frame_counts.tolist() == [6, 6] and complaints(out) == []
 
 
-def test_several_labels_are_packed_and_lists_of_one_label_have_no_trace_of_them(
-    videos: Path, tmp_path: Path, pack_set: PackSet
+@pytest.mark.parametrize(
+    ("column", "values", "damaged", "message"),
+    [
+        ("label", ["0;1", 1, ";"], "more_labels", "some of its labels do not belong to a clip"),
+        ("group", ["p2", None, None], "groups", "some of its groups have no name"),
+    ],
+)
+def test_labels_and_groups_are_packed_and_lists_without_have_no_trace_of_them(
+    videos: Path, tmp_path: Path, pack_set: PackSet, column: str, values: list[Any], damaged: str, message: str
 ) -> None:
-    rows = [ManifestRow(f"walk/clip {number}.mp4", label) for number, label in ((0, "0;1"), (2, 1), (6, ";"))]
-    write_manifest(tmp_path / "list.csv", rows)
-    source = FileStore(read_manifest(tmp_path / "list.csv"), str(videos))
-    out = tmp_path / "several"
-    pack_module.pack_set(source, out, Packing("bytes"), SHARD_BYTES)
-    packed = read_manifest(out)
-    assert [packed.labels_of(clip) for clip in range(3)] == [(0, 1), (1,), ()]
-    assert packed.fingerprint() == source.manifest.fingerprint() and complaints(out) == []
-    content = b"".join(path.read_bytes() for path in sorted(out.glob("*.tar")))
-    assert b'"label": "0;1"' in content and b'"label": 1,' in content and b'"label": ";"' in content
-    assert not (pack_set() / "manifest/more_labels.npy").exists()
-    more = np.load(out / "manifest/more_labels.npy")
-    more["clip"] = 3
-    np.save(out / "manifest/more_labels.npy", more)
-    with pytest.raises(UserError, match=r"is damaged .*some of its labels do not belong to a clip"):
-        read_manifest(out)
-
-
-def test_groups_are_packed_and_are_no_part_of_the_fingerprint(videos: Path, tmp_path: Path, pack_set: PackSet) -> None:
-    rows = [ManifestRow(f"walk/clip {number}.mp4", 0, group=group) for number, group in ((0, "p2"), (2, None))]
-    write_manifest(tmp_path / "list.csv", rows)
-    source, out = FileStore(read_manifest(tmp_path / "list.csv"), str(videos)), tmp_path / "grouped"
-    pack_module.pack_set(source, out, Packing("bytes"), SHARD_BYTES)
-    packed = read_manifest(out)
-    assert [packed.row(clip).group for clip in (0, 1)] == ["p2", None] and complaints(out) == []
+    names = [f"walk/clip {number}.mp4" for number in (0, 2, 6)]
+    rows = [ManifestRow(name, **{"label": 0, column: value}) for name, value in zip(names, values, strict=True)]
+    source = FileStore(stored(tmp_path, rows).manifest, str(videos))
+    packed = packed_store(source, tmp_path / "out", Packing("bytes")).manifest
+    assert [packed.row(clip) for clip in range(3)] == [source.manifest.row(clip) for clip in range(3)]
+    # Groups are no part of the fingerprint.
     assert packed.fingerprint() == replace(source.manifest, groups=np.zeros(0, np.int32)).fingerprint()
-    assert not (pack_set() / "manifest/groups.npy").exists()
-    np.save(out / "manifest/groups.npy", np.array([0, 1], np.int32))
-    with pytest.raises(UserError, match=r"is damaged .*some of its groups have no name"):
-        read_manifest(out)
+    assert json.dumps({"label": rows[0].label})[1:-1].encode() in (tmp_path / "out/000000.tar").read_bytes()
+    assert complaints(tmp_path / "out") == [] and not (pack_set() / f"manifest/{damaged}.npy").exists()
+    path = tmp_path / f"out/manifest/{damaged}.npy"
+    wrong = np.load(path)
+    if column == "label":
+        wrong["clip"] = 3
+    np.save(path, wrong if column == "label" else np.array([0, 1, 0], np.int32))
+    with pytest.raises(UserError, match=f"is damaged .*{message}"):
+        read_manifest(tmp_path / "out")
 
 
 @pytest.mark.parametrize("kind", ["jpeg", "video"])
@@ -265,32 +244,30 @@ def test_a_region_is_cut_when_it_is_packed(videos: Path, tmp_path: Path, kind: s
     rows = ["run/clip 1.mp4,1,4,6,30,21", "run/clip 1.mp4,1,0,0,20,20", "walk/clip 0.mp4,0,,,,"]
     (tmp_path / "list.csv").write_text("path,label,left,top,width,height\n" + "".join(f"{row}\n" for row in rows))
     store = FileStore(read_manifest(tmp_path / "list.csv", "columns"), str(videos))
-    packed = packed_store(store, tmp_path / "out", packing := Packing(kind, region="columns"), SHARD_BYTES)
+    out, packing = tmp_path / "out", Packing(kind, region="columns")
+    packed = packed_store(store, out, packing, SHARD_BYTES)
     for clip in range(len(rows)):
         part, cut = (stored_clip(one, clip, lambda n: np.arange(0, n, 5), all_of) for one in (store, packed))
         assert part.shape == cut.shape == (3, *((21, 30), (20, 20), (40, 52))[clip], 3)
         assert np.abs(part.astype(int) - cut).mean() < 15  # blocks of noise, colour halved; other pixels differ by 80
     assert [packed.manifest.clip(n) for n in range(3)] == [store.manifest.clip(n) for n in range(3)]
     assert packed.pack.packing == packing and packed.manifest.pixels.endswith(", regions")
-    others = [replace(store, manifest=read_manifest(tmp_path / "list.csv")), store]
+    whole = replace(store, manifest=read_manifest(tmp_path / "list.csv"))
     with pytest.raises(UserError, match="contains a different set"):
-        begin(others[0], tmp_path / "out", packing, SHARD_BYTES, 0)
-    assert begin(others[1], tmp_path / "out", packing, SHARD_BYTES, 0) is None
-    with pytest.raises(UserError, match="region must be columns, and not with --kind bytes"):
-        Packing("bytes", region="columns")
+        begin(whole, out, packing, SHARD_BYTES, 0)
+    assert begin(store, out, packing, SHARD_BYTES, 0) is None
+    check_region(out, "columns", "holds regions of frames, and data.region is null: set data.region=columns")
+    packed_store(whole, tmp_path / "whole", Packing(kind))
+    check_region(tmp_path / "whole", None, "holds whole frames, and data.region is columns: pack the clips again")
 
 
-def test_a_set_of_regions_and_the_spec_must_agree(videos: Path, pack_set: PackSet, tmp_path: Path) -> None:
-    (tmp_path / "list.csv").write_text("path,label,left,top,width,height\nrun/clip 1.mp4,1,4,6,30,21\n")
-    store = FileStore(read_manifest(tmp_path / "list.csv", "columns"), str(videos))
-    pack_module.pack_set(store, tmp_path / "out", Packing("jpeg", region="columns"), SHARD_BYTES)
+def check_region(folder: Path, right: str | None, message: str) -> None:
+    """A set is read with this data.region, and with another one refused."""
     data = smallest_spec().data
-    for folder, region, holds in (
-        (tmp_path / "out", None, "holds regions of frames, and data.region is null: set data.region=columns"),
-        (pack_set(kind="jpeg"), "columns", "holds whole frames, and data.region is columns: pack the clips again"),
-    ):
-        asked = data.model_copy(update={"region": region})
-        with pytest.raises(UserError, match=holds):
-            open_store(asked, read_manifest(folder, region))
-        right = data.model_copy(update={"region": None if region else "columns"})
-        assert len(open_store(right, read_manifest(folder)).manifest)
+    for region in (right, None if right else "columns"):
+        given = data.model_copy(update={"region": region}), read_manifest(folder, region)
+        if region == right:
+            assert len(open_store(*given).manifest)
+            continue
+        with pytest.raises(UserError, match=message):
+            open_store(*given)

@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from summit_train.core import rng
 from summit_train.core.errors import UserError
-from summit_train.data.batches.stores import Store, open_store
+from summit_train.data.batches.stores import open_store
 from summit_train.data.loading import read_clip
 from summit_train.data.manifest import read_manifest
 from summit_train.data.manifest.files import FileStore
@@ -20,10 +19,9 @@ from summit_train.data.packed import read as store_module
 from summit_train.data.packed.format import CLIP_ROW_1, facts_of, read_pack, shard_name
 from summit_train.data.packed.read import ShardStore
 from summit_train.data.video import augment, films
-from summit_train.data.video.clips import Frames
 from summit_train.data.video.source import DecodeError
 from summit_train.spec import DataSpec
-from tests.data.clips import stored_clip
+from tests.data.clips import all_of, stored_clip
 from tests.data.packed.conftest import NUM_FRAMES, NUM_VIDEOS, PackSet, all_frames, complaints, content_of
 from tests.worlds import Say
 
@@ -32,24 +30,6 @@ def _open(folder: Path, **changes: Any) -> ShardStore:
     store = open_store(DataSpec(train=str(folder), val=str(folder), **changes), read_manifest(folder))
     assert isinstance(store, ShardStore)
     return store
-
-
-def _training_clip(store: Store, clip: int) -> Frames:
-    def choose(num_frames: int) -> np.ndarray:
-        return augment.train_frames("dense", num_frames, 4, 2, rng.key(0, "sampling", 0, clip))
-
-    def view_of(width: int, height: int) -> augment.View:
-        data = DataSpec(train="x", val="x", short_side=(24, 32), crop=24)
-        return augment.train_view(data, width, height, rng.key(0, "augment", 0, clip))
-
-    return stored_clip(store, clip, choose, view_of)
-
-
-def _test_views(store: Store, clip: int) -> Frames:
-    def choose(num_frames: int) -> np.ndarray:
-        return augment.test_frames("uniform", num_frames, 4, 1, 3)
-
-    return read_clip(store, clip, choose, lambda w, h: augment.test_views(24, 3, w, h)).pixels
 
 
 def test_of_every_nth_frame_the_one_before_is_taken(raw: FileStore, pack_set: PackSet) -> None:
@@ -69,9 +49,9 @@ def test_of_every_nth_frame_the_one_before_is_taken(raw: FileStore, pack_set: Pa
 @pytest.mark.parametrize("kind", ["bytes", "jpeg"])
 def test_a_store_travels_small_and_reads_the_same(pack_set: PackSet, kind: str) -> None:
     store = _open(pack_set(kind=kind))
-    clip, sent = _training_clip(store, 3), pickle.dumps(store)
+    clip, sent = all_frames(store, 3), pickle.dumps(store)
     assert len(sent) < 1000
-    assert np.array_equal(_training_clip(pickle.loads(sent), 3), clip)
+    assert np.array_equal(all_frames(pickle.loads(sent), 3), clip)
     other = pack_set(name="other", kind="jpeg", every=2)
     shutil.rmtree(store.manifest.source)
     other.rename(store.manifest.source)
@@ -124,7 +104,7 @@ def test_files_are_closed_when_there_are_many(pack_set: PackSet, monkeypatch: py
     monkeypatch.setattr(store_module, "_MAX_OPEN_FILES", 2)
     store = _open(pack_set())
     for clip in (*range(NUM_VIDEOS), *reversed(range(NUM_VIDEOS))):
-        _training_clip(store, clip)
+        all_frames(store, clip)
         assert len(store._files) <= 2
 
 
@@ -140,7 +120,7 @@ def test_the_pictures_of_a_clip_are_read_together_where_they_are_close(
 
     monkeypatch.setattr(store_module, "_JOINED_BYTES", joined)
     monkeypatch.setattr(ShardStore, "_read", counted)
-    assert _training_clip(store, 0).shape == (4, 24, 24, 3)
+    assert stored_clip(store, 0, lambda n: np.arange(0, n, 3), all_of).shape == (4, 40, 52, 3)
     assert len(reads) == (1 if joined else 4)
 
 
@@ -174,7 +154,7 @@ def _write_in_place(path: Path, place: int, value: int) -> None:
 @pytest.mark.parametrize("kind", ["bytes", "jpeg"])
 def test_every_flip_in_the_index_is_an_error_or_changes_nothing(pack_set: PackSet, kind: str) -> None:
     out = pack_set(kind=kind)
-    before = [_test_views(_open(out), clip) for clip in range(NUM_VIDEOS)]
+    before = [all_frames(_open(out), clip) for clip in range(NUM_VIDEOS)]
     generator, found = np.random.default_rng(8), 0
     for number in range(160):
         paths = sorted([*(out / "index").iterdir(), *(out / "manifest").glob("*.npy")])
@@ -185,7 +165,7 @@ def test_every_flip_in_the_index_is_an_error_or_changes_nothing(pack_set: PackSe
         try:
             store = _open(out)
             for clip in range(NUM_VIDEOS):
-                assert np.array_equal(_test_views(store, clip), before[clip]), f"a flip at {place} of {path}"
+                assert np.array_equal(all_frames(store, clip), before[clip]), f"a flip at {place} of {path}"
                 assert store.manifest.labels[clip] == clip % 2
                 assert store.manifest.clip(clip).is_reversed == (clip % 3 == 2)
         except UserError as error:
@@ -199,10 +179,10 @@ def test_a_shard_that_is_cut_short_or_gone(pack_set: PackSet) -> None:
     shard = pack_set() / "000000.tar"
     shard.write_bytes(shard.read_bytes()[:600])
     with pytest.raises(DecodeError, match="is outside its shard: the shard was cut short"):
-        _training_clip(_open(shard.parent), 0)
+        all_frames(_open(shard.parent), 0)
     shard.unlink()
     with pytest.raises(DecodeError, match=r"000000\.tar:walk/clip 0\.mp4: No such file"):
-        _training_clip(_open(shard.parent), 0)
+        all_frames(_open(shard.parent), 0)
 
 
 @pytest.mark.parametrize("name", ["labels.npy", "offsets.npy", "paths.npy", "columns.json"])

@@ -9,24 +9,25 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-import av
 import numpy as np
 import pytest
 from av.video.frame import VideoFrame
 
 from summit_train.core.errors import UserError
+from summit_train.core.files import file_sha256
 from summit_train.data.manifest import ManifestRow, read_manifest, write_manifest
 from summit_train.data.manifest.files import FileStore
 from summit_train.data.packed import pack as pack_module
 from summit_train.data.packed import payload
 from summit_train.data.packed.format import Packing
-from summit_train.data.packed.pack import begin, pack_set, pack_shards
+from summit_train.data.packed.pack import begin, missing_shards, pack_set, pack_shards
 from summit_train.data.packed.read import ShardStore
 from summit_train.data.video import clips, decode, films, source
 from summit_train.data.video.encode import write_video
 from summit_train.data.video.source import DecodeError, load_video
 from summit_train.data.video.span import WHOLE, Span
 from summit_train.data.video.stream import probe
+from tests.data.clips import write_swapped
 from tests.data.packed.conftest import all_frames, bad_clips, complaints, content_of, packed_store, stored
 from tests.data.video.test_containers import NUM_FRAMES as GREY_FRAMES
 from tests.data.video.test_containers import STEP as GREY_STEP
@@ -115,21 +116,32 @@ def test_packed_pictures_are_those_of_the_cut_files(folder: Path, tmp_path: Path
     assert spans.manifest.fingerprint() not in (store.manifest.fingerprint(), cuts.manifest.fingerprint())
 
 
-@pytest.mark.parametrize("kind", ["jpeg", "video"])
-def test_what_waits_on_disk_gives_the_same_set(
+@pytest.mark.parametrize("kind", ["bytes", "jpeg", "video"])
+def test_what_is_not_held_and_workers_give_the_same_set(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     store, held = stored(folder), list[bool]()
+
+    def noted(*words: Any) -> payload.PackedSample:
+        sample = payload.make_sample(*words)
+        held.extend(part.content is not None for part in sample.parts)
+        return sample
+
     pack_set(store, tmp_path / "held", Packing(kind), SHARD_BYTES)
     monkeypatch.setattr(payload, "_MAX_HELD_BYTES", 5000)
     monkeypatch.setattr(payload, "_MAX_OPEN_BYTES", 1000)
     monkeypatch.setattr(payload, "_PIECE_BYTES", 1000)
-    kept = payload._Kept.__call__
-    noted = lambda *args: (part := kept(*args), held.append(isinstance(part, bytes)))[0]  # noqa: E731
-    monkeypatch.setattr(payload._Kept, "__call__", noted)
+    monkeypatch.setattr(source, "MAX_HELD_BYTES", 0)
+    monkeypatch.setattr(source, "_PIECE_BYTES", 100)
+    pack_set(store, tmp_path / "workers", Packing(kind), SHARD_BYTES, workers=2)
+    monkeypatch.setattr(pack_module, "make_sample", noted)
     pack_set(store, tmp_path / "waiting", Packing(kind), SHARD_BYTES)
-    assert content_of(tmp_path / "waiting") == content_of(tmp_path / "held")
+    for name in ("workers", "waiting"):
+        assert content_of(tmp_path / name) == content_of(tmp_path / "held")
     assert any(held) and not all(held)
+    job = begin(store, tmp_path / "begun", Packing(kind), SHARD_BYTES, workers=0)
+    assert job is not None and set(pack_shards(job, missing_shards(job), workers=0)) == {None}
+    assert not list(job.folder.rglob(".*.writing"))
 
 
 @pytest.mark.parametrize("kind", ["bytes", "jpeg"])
@@ -138,12 +150,6 @@ def test_pictures_of_a_folder_are_kept_unchanged(folder: Path, tmp_path: Path, k
     _same(_pack(store, tmp_path / kind, kind), store, len(SPANS))
     lengths = [len(span.frames("", NUM_FRAMES)) for span in SPANS]
     assert len(np.load(tmp_path / kind / "index" / "pictures.npy")) == sum(lengths)
-
-
-def test_workers_change_nothing(folder: Path, tmp_path: Path) -> None:
-    for workers in (0, 2):
-        pack_set(stored(folder), tmp_path / str(workers), Packing("video"), SHARD_BYTES, workers)
-    assert content_of(tmp_path / "0") == content_of(tmp_path / "2")
 
 
 def test_the_bytes_of_a_file_are_read_once_for_its_spans(
@@ -161,7 +167,8 @@ def test_the_bytes_of_a_file_are_read_once_for_its_spans(
 def test_a_span_is_decoded_from_the_nearest_key_frame(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    rows = [replace(row, num_frames=NUM_FRAMES) for row in _rows("0.mkv")]
+    digest = file_sha256(folder / "0.mkv")  # an index has checked it
+    rows = [replace(row, num_frames=NUM_FRAMES, sha256=digest) for row in _rows("0.mkv")]
     store = stored(folder, rows, "some.csv")
     monkeypatch.setattr(clips, "frames_by_jumps", _unsure)
     pack_set(store, tmp_path / "from_start", Packing(kind), SHARD_BYTES)
@@ -175,7 +182,7 @@ def test_a_span_is_decoded_from_the_nearest_key_frame(
 @pytest.mark.parametrize("span", [WHOLE, Span(5, 30)])
 def test_a_file_whose_times_are_wrong_is_decoded_from_its_start(tmp_path: Path, kind: str, span: Span) -> None:
     """A list that `data index` wrote has no number of its frames. Every fourth frame: its neighbours are not seen."""
-    _write_swapped(tmp_path / "odd.mkv")
+    write_swapped(tmp_path / "odd.mkv")
     assert not probe(source.Encoded(str(tmp_path / "odd.mkv"))).can_jump
     rows = [ManifestRow("odd.mkv", 0, span=span)]
     packed = packed_store(stored(tmp_path, rows), tmp_path / "out", Packing(kind, every=4))
@@ -199,50 +206,11 @@ def test_a_span_of_a_packed_film_decodes_its_own_frames(tmp_path: Path, monkeypa
     assert [round(np.median(all_frames(packed, clip)[0]) / GREY_STEP) for clip in range(3)] == [40, 16, 28]
 
 
-def _write_swapped(path: Path) -> None:
-    """48 frames, frame i of the grey 5 i; the times of two B-frames that follow each other are swapped.
-
-    The decoder shows them in their right order, whatever the times say.
-    """
-    with av.open(str(path), "w") as container:
-        stream = container.add_stream("libx264", rate=25)
-        stream.width, stream.height, stream.pix_fmt = 64, 64, "yuv420p"
-        stream.options = {"g": "48", "bf": "2", "x264-params": "b-adapt=0:scenecut=0:b-pyramid=none:min-keyint=48"}
-        packets = []
-        for number in range(48):
-            grey = np.full((64, 64, 3), 5 * number, np.uint8)
-            packets += stream.encode(av.VideoFrame.from_ndarray(grey, "rgb24"))
-        packets += stream.encode()
-        latest = -1
-        previous = None
-        for packet in packets:
-            packet.dts = (packet.dts or 0) - 10
-            latest = max(latest, packet.pts or 0)
-            if previous is not None and previous.pts < latest and packet.pts == previous.pts + 1:
-                previous.pts, packet.pts = packet.pts, previous.pts
-                previous = None
-            else:
-                previous = packet
-        for packet in packets:
-            container.mux(packet)
-
-
 def _unsure(video: source.Encoded, *_: object, **__: object) -> NoReturn:
     raise DecodeError(video.name, "is not read in this way here")
 
 
 # Films: their bytes are neither packed nor read as one.
-
-
-def test_bytes_that_are_not_held_give_the_same_set(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pack_set(stored(folder), tmp_path / "held", Packing("bytes"), SHARD_BYTES)
-    monkeypatch.setattr(source, "MAX_HELD_BYTES", 0)
-    monkeypatch.setattr(source, "_PIECE_BYTES", 100)
-    for workers in (0, 1):
-        pack_set(stored(folder), tmp_path / str(workers), Packing("bytes"), SHARD_BYTES, workers)
-        assert content_of(tmp_path / str(workers)) == content_of(tmp_path / "held")
 
 
 def test_a_film_that_changes_before_it_is_copied_is_a_bad_clip(
@@ -252,9 +220,9 @@ def test_a_film_that_changes_before_it_is_copied_is_a_bad_clip(
     (tmp_path / "a.mkv").write_bytes((folder / "0.mkv").read_bytes())
     job = begin(stored(tmp_path, [ManifestRow("a.mkv", 0)]), tmp_path / "out", Packing("bytes"), 1, workers=0)
     assert job is not None
-    make = pack_module.make_samples
-    later = lambda *words: (list(make(*words)), os.utime(tmp_path / "a.mkv", (0, 0)))[0]  # noqa: E731
-    monkeypatch.setattr(pack_module, "make_samples", later)
+    make = pack_module.make_sample
+    later = lambda *words: (make(*words), os.utime(tmp_path / "a.mkv", (0, 0)))[0]  # noqa: E731
+    monkeypatch.setattr(pack_module, "make_sample", later)
     assert list(map(str, pack_shards(job, [0], workers=0))) == ["a.mkv: has changed while it was read"]
     assert not (tmp_path / "out/000000.tar").exists()
 

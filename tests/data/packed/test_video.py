@@ -18,7 +18,7 @@ from summit_train.data.manifest import ManifestRow
 from summit_train.data.packed.format import Packing
 from summit_train.data.packed.read import ShardStore
 from summit_train.data.video import films
-from summit_train.data.video.encode import Encoding, encoder, write_video
+from summit_train.data.video.encode import write_video
 from summit_train.data.video.source import Encoded
 from summit_train.data.video.span import WHOLE, Span
 from tests.data.clips import CLIPS, needs_clips, probe
@@ -164,14 +164,3 @@ def test_a_frame_that_is_too_long_is_named(tmp_path: Path) -> None:
     write_video(tmp_path / "b.mp4", FRAMES)
     found = bad_clips(stored(tmp_path, [ManifestRow(f"{n}", 0) for n in ("a.mkv", "b.mp4")]), tmp_path / "out", VIDEO)
     assert found == ["a.mkv: a side of an MPEG-4 video must be at most 8,190 pixels, got 8200 x 160"]
-
-
-def test_the_same_frames_are_the_same_bytes_without_a_file(tmp_path: Path) -> None:
-    write_video(tmp_path / "a.mp4", FRAMES, codec="mpeg4", quality=18, key_every=4, b_frames=0)
-    with (
-        open(tmp_path / "b.mp4", "wb") as file,
-        encoder(file, (64, 48), 25, Encoding("mpeg4", 18, 4, b_frames=0), "mp4") as write,
-    ):
-        for number, frame in enumerate(FRAMES):
-            write(frame, number)
-    assert (tmp_path / "a.mp4").read_bytes() == (tmp_path / "b.mp4").read_bytes()

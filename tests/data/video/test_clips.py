@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from av.video.frame import VideoFrame
 
 from summit_train.data.loading import read_open
-from summit_train.data.video import clips
+from summit_train.data.video import clips, source
 from summit_train.data.video.augment import View
-from summit_train.data.video.clips import ArrayClip, ChooseAgain, DerivedClip, RegionClip, SpanClip, VideoClip
+from summit_train.data.video.clips import ArrayClip, ChooseAgain, DerivedClip, PartClip, VideoClip
 from summit_train.data.video.decode import NumberedFrame
 from summit_train.data.video.encode import write_video
 from summit_train.data.video.region import Region
-from summit_train.data.video.source import DecodeError, Encoded, Limits
-from summit_train.data.video.span import Span
+from summit_train.data.video.source import Budget, DecodeError, Encoded, Limits
+from summit_train.data.video.span import WHOLE, Span
 from tests.data.clips import all_of, as_film
 
 NUM_FRAMES = 24
@@ -73,15 +74,31 @@ def test_a_later_read_far_ahead_jumps(video: Encoded, monkeypatch: pytest.Monkey
     assert jumps == [[20], [23]]
 
 
-def test_each_read_after_the_first_has_its_own_seconds(video: Encoded) -> None:
+def test_the_time_in_which_a_process_was_stopped_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([0, 1000, 1009.9, 1020])  # ten seconds of the first thousand count
+    monkeypatch.setattr(source, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    budget = Budget("a.mp4", Limits(seconds=20))
+    for _ in range(3):
+        budget.check()
+    with pytest.raises(DecodeError, match="takes longer than 20 s to read"):
+        budget.check()
+
+
+def test_each_read_after_the_first_has_its_own_seconds(video: Encoded, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(seconds=1.0, step=0.0)
+
+    def monotonic() -> float:
+        clock.seconds += clock.step
+        return clock.seconds
+
+    monkeypatch.setattr(source, "time", SimpleNamespace(monotonic=monotonic))
     frames, views = np.array([[3]]), [all_of(48, 32)]
-    with VideoClip(video, NUM_FRAMES, Limits(seconds=1000)) as opened:
+    with VideoClip(video, NUM_FRAMES, Limits(seconds=20)) as opened:
         for _ in range(3):
             assert _numbers(opened.read(frames, views)) == [[3]]
-            opened._budget.began -= 1000
-    with VideoClip(video, NUM_FRAMES, Limits(seconds=1000)) as opened:
-        opened._budget.began -= 1000
-        with pytest.raises(DecodeError, match="takes longer than 1000 s to read"):
+            clock.seconds += 2000
+        clock.step = 9
+        with pytest.raises(DecodeError, match="takes longer than 20 s to read"):
             opened.read(frames, views)
 
 
@@ -99,15 +116,23 @@ def test_a_wrong_number_of_frames_misleads_once(tmp_path: Path, video: Encoded, 
     with VideoClip(video, claimed) as opened, pytest.raises(ChooseAgain):
         opened.read(np.array([[0, claimed - 1]]), [all_of(48, 32)])
     asked = list[int]()
-    with SpanClip(VideoClip(video, claimed), Span(2), "a.mp4") as span:
+    with PartClip(VideoClip(video, claimed), Span(2), "a.mp4") as span:
         decoded = read_open(span, lambda n: asked.append(n) or np.array([[0, n - 1]]), lambda w, h: [all_of(w, h)])
     assert asked == [claimed - 2, NUM_FRAMES - 2]
     assert (decoded.num_frames, decoded.frames.tolist(), _numbers(decoded.pixels)) == (22, [[0, 21]], [[2, 23]])
-    with SpanClip(VideoClip(video, claimed), Span(2, NUM_FRAMES + 1), "a.mp4") as span:
+    with PartClip(VideoClip(video, claimed), Span(2, NUM_FRAMES + 1), "a.mp4") as span:
         with pytest.raises(ChooseAgain):
             span.size(last - 3)
         with pytest.raises(DecodeError, match="has 24 frames, and the span 2:25 does not lie among them"):
             print(span.num_frames)
+
+
+def test_a_number_of_frames_that_proves_wrong_after_a_read_is_an_error(video: Encoded) -> None:
+    """What was shown was chosen of another number of frames."""
+    with VideoClip(video, NUM_FRAMES + 6) as opened:
+        assert _numbers(opened.read(np.array([[0, 5]]), [all_of(48, 32)])) == [[0, 5]]
+        with pytest.raises(DecodeError, match="decoded from the start, it has 24 frames instead of 30"):
+            opened.read(np.array([[29]]), [all_of(48, 32)])
 
 
 def test_frames_of_another_size_after_a_jump_that_failed_are_cropped_anew(
@@ -115,7 +140,7 @@ def test_frames_of_another_size_after_a_jump_that_failed_are_cropped_anew(
 ) -> None:
     """The container promises 40 x 20, and the decoder contradicts it in the middle."""
 
-    def jumps(video: Encoded, wanted: Sequence[int], *_: object, seeks: bool) -> Iterator[NumberedFrame]:
+    def jumps(video: Encoded, wanted: Sequence[int], *_: object, **__: object) -> Iterator[NumberedFrame]:
         yield wanted[0], VideoFrame.from_ndarray(np.zeros((20, 40, 3), np.uint8), "rgb24")
         raise DecodeError(video.name, "is damaged")
 
@@ -146,10 +171,10 @@ def test_frames_that_are_not_there_are_a_mistake_of_the_caller(numbers: list[int
 
 def test_a_region_has_its_own_size_and_is_checked_against_the_frame() -> None:
     frames, region = np.array([[3]]), Region(8, 4, 20, 10)
-    with RegionClip(ArrayClip(PIXELS), region, "a.mp4", "list.csv:2") as opened:
+    with PartClip(ArrayClip(PIXELS), WHOLE, "a.mp4", region, "list.csv:2") as opened:
         assert (opened.num_frames, opened.size(frames)) == (NUM_FRAMES, (20, 10))
         assert opened.read(frames, [View(20, 10, 2, 3, 5, 6)]).shape == (1, 1, 6, 5, 3)
-    outside = RegionClip(ArrayClip(PIXELS), Region(29, 4, 20, 10), "a.mp4", "list.csv:2")
+    outside = PartClip(ArrayClip(PIXELS), WHOLE, "a.mp4", Region(29, 4, 20, 10), "list.csv:2")
     with pytest.raises(DecodeError, match=r"a.mp4: its region, 20 x 10 pixels at 29, 4, exceeds .* \(list.csv:2"):
         outside.size(frames)
 
@@ -159,4 +184,4 @@ def test_what_is_made_of_a_clip_closes_it(video: Encoded) -> None:
     with DerivedClip(opened) as derived:
         assert derived.num_frames == NUM_FRAMES
         opened.size(np.array([[3]]))
-    assert list(opened._decoded) == []
+    assert opened._begun is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import av
@@ -11,10 +12,23 @@ import pytest
 from av.packet import Packet
 
 from summit_train.data.check import examine, index_clips
-from summit_train.data.manifest import ManifestRow
+from summit_train.data.manifest import ManifestRow, read_manifest, write_manifest
+from summit_train.data.manifest.files import FileStore
+from summit_train.data.video import clips
 from summit_train.data.video.encode import write_video
 from summit_train.data.video.source import VideoInfo
-from tests.data.clips import all_of, probe, read_clip
+from tests.data.clips import (
+    CLIPS,
+    Video,
+    all_of,
+    as_film,
+    needs_clips,
+    probe,
+    read_clip,
+    stored_clip,
+    write_h264,
+    write_swapped,
+)
 from tests.worlds import Say
 
 NUM_FRAMES, STEP = 48, 5
@@ -52,10 +66,10 @@ def _show_some_later(number: int, packet: Packet) -> None:
         packet.pts += 41
 
 
-def _wrong_frames(path: Path, num_frames: int) -> list[int]:
+def _wrong_frames(video: Video, num_frames: int, **how: bool) -> list[int]:
     """The frames that differ, read alone with `num_frames`, from those of a decode from the start."""
-    right = read_clip(path, lambda n: np.arange(num_frames), all_of)
-    alone = [read_clip(path, lambda n, i=i: np.array([i]), all_of, num_frames)[0] for i in range(num_frames)]
+    right = read_clip(video, lambda n: np.arange(num_frames), all_of)
+    alone = [read_clip(video, lambda n, i=i: np.array([i]), all_of, num_frames, **how)[0] for i in range(num_frames)]
     return [number for number, frame in enumerate(alone) if not np.array_equal(frame, right[number])]
 
 
@@ -82,6 +96,93 @@ def test_packets_that_are_called_key_frames_and_are_none_are_not_believed(
     assert _wrong_frames(changed, NUM_FRAMES) == []
 
 
+def test_a_number_of_packets_is_not_believed_where_one_may_hold_no_frame(tmp_path: Path) -> None:
+    """As OpenCV counts the frames of an MPEG-4 video. A packet that is not coded says "as before"."""
+    write_grey(tmp_path / "whole.avi", "mpeg4", b_frames=0)
+    not_coded = b"\0\0\1\xb6" + int("0101010011001111", 2).to_bytes(2, "big")
+    with av.open(str(tmp_path / "whole.avi")) as old, av.open(str(tmp_path / "more.avi"), "w") as new:
+        stream = new.add_stream_from_template(old.streams.video[0])
+        contents = [bytes(packet) for packet in old.demux(video=0) if packet.size]
+        for number, content in enumerate([*contents[:9], not_coded, *contents[9:]]):
+            packet = Packet(content)
+            packet.pts = packet.dts = number
+            packet.stream = stream
+            packet.time_base = stream.time_base
+            packet.is_keyframe = number in (0, 13, 25, 37)
+            new.mux(packet)
+    right = read_clip(tmp_path / "more.avi", lambda n: np.arange(NUM_FRAMES), all_of)
+    for number in range(NUM_FRAMES):
+        (frame,) = read_clip(tmp_path / "more.avi", lambda n, i=number: np.array([i]), all_of, NUM_FRAMES + 1)
+        assert np.array_equal(frame, right[number]), number
+
+
+@pytest.fixture
+def from_start(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The videos that were decoded from their start."""
+    names, every_frame = list[str](), clips.every_frame
+    monkeypatch.setattr(clips, "every_frame", lambda video, *a: names.append(video.name) or every_frame(video, *a))
+    return names
+
+
+@pytest.mark.parametrize("film", [False, True])
+@pytest.mark.parametrize(
+    ("times", "key_every", "more"),
+    [
+        (None, 48, ""),
+        ({11: 12, 12: 11}, 12, ""),  # over the edge of a group of pictures
+        ({40: 1.5}, 48, ""),  # long after those that it changes the numbers of
+        ({17: 18, 18: 17}, 12, ":open-gop=1"),
+    ],
+)
+def test_wrong_times_of_some_frames_are_not_believed(
+    tmp_path: Path, film: bool, times: dict[int, float] | None, key_every: int, more: str
+) -> None:
+    """A list that has the number of frames, as an importer's does, and no digest: no index has seen the file."""
+    write_swapped(tmp_path / "odd.mkv", times, key_every, more)
+    video = as_film(tmp_path / "odd.mkv", NUM_FRAMES) if film else tmp_path / "odd.mkv"
+    assert _wrong_frames(video, NUM_FRAMES) == []
+    assert _wrong_frames(video, NUM_FRAMES, is_checked=True) != []  # the file is one that misleads
+
+
+def test_the_digest_of_an_index_vouches_for_the_number_of_frames(tmp_path: Path, from_start: list[str]) -> None:
+    write_grey(tmp_path / "a.mkv", "libx264")
+    write_grey(tmp_path / "b.mkv", "mpeg4")
+    rows = [ManifestRow(name, 0, NUM_FRAMES) for name in ("a.mkv", "b.mkv")]
+    rows += [replace(row, sha256=probe(tmp_path / row.path).sha256) for row in rows]
+    write_manifest(tmp_path / "list.csv", rows)
+    store = FileStore(read_manifest(tmp_path / "list.csv"), str(tmp_path))
+    for clip in range(4):
+        (shown,) = stored_clip(store, clip, lambda n: np.array([40]), all_of)
+        assert abs(int(np.median(shown)) - 40 * STEP) <= 5
+    # Without it H.264 tells the order of its frames itself; MPEG-4 does not.
+    assert from_start == [str(tmp_path / "b.mkv")]
+
+
+@pytest.mark.parametrize("name", ["a.mp4", "a.ts"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"bf": "3", "g": "12"},
+        {"bf": "16", "g": "250"},
+        {"bf": "0", "g": "12"},
+        {"g": "1"},
+        {"bf": "3", "g": "12", "x264-params": "open-gop=1:b-adapt=0:b-pyramid=none:scenecut=0"},
+    ],
+)
+def test_the_order_of_h264_is_known_without_an_index(
+    tmp_path: Path, from_start: list[str], name: str, options: dict[str, str]
+) -> None:
+    frames = np.random.default_rng(0).integers(0, 256, (60, 6, 8, 3), np.uint8).repeat(8, 1).repeat(8, 2)
+    write_h264(tmp_path / name, frames, **options)
+    assert _wrong_frames(tmp_path / name, 60) == [] and len(from_start) == 1
+
+
+@needs_clips
+@pytest.mark.parametrize(("name", "number"), [("14_decord_unordered_4frames.mov", 4), ("19_exo_slowmo_7frames.mp4", 7)])
+def test_the_order_of_a_cameras_h264_is_known_without_an_index(name: str, number: int, from_start: list[str]) -> None:
+    assert _wrong_frames(CLIPS / "codecs" / name, number) == [] and len(from_start) == 1
+
+
 def test_an_index_leaves_out_the_number_of_frames_where_jumps_give_others(tmp_path: Path, say: Say) -> None:
     write_grey(tmp_path / "whole.mkv", "libx264")
     (tmp_path / "videos/a").mkdir(parents=True)
@@ -93,7 +194,7 @@ def test_an_index_leaves_out_the_number_of_frames_where_jumps_give_others(tmp_pa
     assert [row.num_frames for row in rows] == [None, NUM_FRAMES] and left_out == []
     status, out, err = say("data", "index", tmp_path / "videos", "--out", tmp_path / "clips.csv", "--workers", 0)
     assert status == 0 and "2 videos, 96 frames, 1 classes" in out, err
-    assert "a/odd.mkv is read from its start: its container is wrong about times or key frames" in out
+    assert "read from their start, as jumps give wrong frames: 1\n  a/odd.mkv is read from its start: its cont" in out
     assert "right" not in out
 
 

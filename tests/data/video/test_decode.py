@@ -3,6 +3,7 @@ from __future__ import annotations
 import csv
 import gc
 import os
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,7 +20,8 @@ from summit_train.data.video.augment import View
 from summit_train.data.video.clips import VideoClip
 from summit_train.data.video.encode import write_video
 from summit_train.data.video.render import Renderer
-from summit_train.data.video.source import LIMITS, Budget, DecodeError, Encoded, PacketIndex
+from summit_train.data.video.source import LIMITS, Budget, DecodeError, Encoded, Limits, PacketIndex
+from summit_train.data.video.span import WHOLE, Span
 from tests.data.clips import CLIPS, all_of, as_film, needs_clips, probe, read_clip, write_sound
 
 Frames = NDArray[np.uint8]
@@ -113,7 +115,7 @@ KEYS = [True, False, False, False] * 3
 def _index(packets: list[tuple[int | None, bool, bool]]) -> PacketIndex:
     names = ("pts", "is_keyframe", "is_discard")
     made = [SimpleNamespace(**dict(zip(names, packet, strict=True)), dts=None) for packet in packets]
-    return decode.index_of(made, lambda packet: 0)  # type: ignore[arg-type]
+    return decode.index_of(map(decode.packet_row, made))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -204,26 +206,9 @@ def test_a_large_file_is_decoded_from_its_start(video: Path, monkeypatch: pytest
 # Counts that are wrong or not known.
 
 
-def test_more_frames_in_the_manifest_than_in_the_file(video: Path) -> None:
-    asked: list[int] = []
-
-    def last_of(num_frames: int) -> NDArray[np.int64]:
-        asked.append(num_frames)
-        return np.array([0, num_frames - 1])
-
-    assert _numbers(read_clip(video, last_of, all_of, num_frames=55)) == [0, 39]
-    assert asked == [55, 40]
-
-
 def test_fewer_frames_in_the_manifest_than_in_the_file_or_no_number(video: Path) -> None:
     assert _numbers(read_clip(video, _every, all_of, num_frames=20)) == list(range(20))
     assert _numbers(read_clip(video, _every, all_of)) == list(range(NUM_FRAMES))
-
-
-@pytest.mark.parametrize("wanted", [[-1], [40], []])
-def test_a_choice_outside_the_video_is_the_callers_mistake(video: Path, wanted: list[int]) -> None:
-    with pytest.raises(ValueError, match="the frames chosen of 40"):
-        read_clip(video, _these(*wanted), all_of, NUM_FRAMES)
 
 
 # Pictures.
@@ -386,3 +371,49 @@ def test_real_clips_by_jumps_and_from_the_start(name: str, num_frames: int) -> N
     for number in {*keys[-6:], *(max(0, key - 1) for key in keys[-6:]), num_frames - 1}:
         clip = read_clip(film, _these(number), _small, num_frames)
         np.testing.assert_array_equal(clip, whole[[number]])
+
+
+# Limits, and the error.
+
+
+@pytest.mark.parametrize(
+    ("limits", "reason"),
+    [
+        (Limits(pixels=32 * 48 - 1), "a frame of 48 x 32 pixels is not read"),
+        (Limits(packets=39), "does not end after 39 packets"),
+        (Limits(seconds=0), "takes longer than 0 s to read"),
+    ],
+)
+def test_a_video_beyond_a_limit_is_refused(video: Path, limits: Limits, reason: str) -> None:
+    for count in (None, NUM_FRAMES):
+        with pytest.raises(DecodeError, match=reason):
+            read_clip(video, lambda n: np.array([n - 1]), all_of, count, limits=limits)
+    with pytest.raises(DecodeError, match=reason):
+        probe(video, limits)
+
+
+def test_the_time_in_which_a_process_was_stopped_does_not_count() -> None:
+    budget = Budget("a.mp4", Limits(seconds=20))
+    budget.check()
+    budget._checked -= 1000  # type: ignore[operator]
+    budget.check()  # ten seconds of those count
+    budget._checked -= 11  # type: ignore[operator]
+    with pytest.raises(DecodeError, match="takes longer than 20 s to read"):
+        budget.check()
+
+
+def test_the_decoder_itself_refuses_a_size_that_only_comes_later(tmp_path: Path) -> None:
+    # Two raw streams in one: the header's size is the first one's.
+    small, large = np.zeros((3, 32, 32, 3), np.uint8), np.zeros((3, 64, 64, 3), np.uint8)
+    for name, frames in (("small.mpg", small), ("large.mpg", large)):
+        write_video(tmp_path / name, frames, codec="mpeg1video", b_frames=0)
+    both = (tmp_path / "small.mpg").read_bytes()[:-4] + (tmp_path / "large.mpg").read_bytes()
+    (tmp_path / "both.mpg").write_bytes(both)
+    with pytest.raises(DecodeError):
+        probe(tmp_path / "both.mpg", Limits(pixels=33 * 33))
+
+
+def test_an_error_travels_between_processes_with_its_span() -> None:
+    error = pickle.loads(pickle.dumps(DecodeError("a.mp4", "is outside", Span(3, 9))))
+    assert (error.path, error.reason, error.span) == ("a.mp4", "is outside", Span(3, 9))
+    assert str(error) == "a.mp4: is outside" and DecodeError("a", "b").span == WHOLE

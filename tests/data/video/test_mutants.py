@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from io import FileIO
 from pathlib import Path
 
@@ -244,7 +245,9 @@ def _look(root: str, path: str) -> Seen:
 def test_the_decoder_alone_survives_all_of_them(mutants: Mutants) -> None:
     """Run in a reader of its own, which an alarm would end: a crash and a hang would both come back as errors."""
     names = list(mutants.kinds)
-    found = dict(zip(names, spread(_look, str(mutants.folder), names, workers=1, seconds=SECONDS), strict=True))  # type: ignore[arg-type]
+    found = dict(
+        zip(names, spread(partial(_look, str(mutants.folder)), names, workers=1, seconds=SECONDS), strict=True)
+    )  # type: ignore[arg-type]
     fallen = {name: str(seen) for name, seen in found.items() if isinstance(seen, DecodeError)}
     assert fallen == {}
     missed = Counter[str]()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
 
 import numpy as np
 import pytest
@@ -45,50 +44,6 @@ def test_clips_are_timms_on_the_same_draws(spec: RandAugmentSpec) -> None:
             draw_from(timms, rng.key(1, "rand_augment", number))  # the same ones for every frame
             assert np.array_equal(ours, np.asarray(timms.RandAugment(ops, spec.layers)(Image.fromarray(frame))))
     assert len(used) == 15
-
-
-# What timm calls it, and its argument at strength 5.
-BY_HAND = {
-    "auto_contrast": ("AutoContrast", ()),
-    "equalize": ("Equalize", ()),
-    "invert": ("Invert", ()),
-    "rotate": ("Rotate", (15.0,)),
-    "posterize": ("PosterizeIncreasing", (2,)),
-    "solarize": ("SolarizeIncreasing", (128,)),
-    "solarize_add": ("SolarizeAdd", (55,)),
-    "color": ("ColorIncreasing", (1.45,)),
-    "contrast": ("ContrastIncreasing", (1.45,)),
-    "brightness": ("BrightnessIncreasing", (1.45,)),
-    "sharpness": ("SharpnessIncreasing", (1.45,)),
-    "shear_x": ("ShearX", (0.15,)),
-    "shear_y": ("ShearY", (0.15,)),
-    "translate_x": ("TranslateXRel", (0.225,)),
-    "translate_y": ("TranslateYRel", (0.225,)),
-}
-
-
-@needs_timm
-@pytest.mark.parametrize("name", KINDS)
-def test_each_operation_is_timms_to_the_pixel(name: str) -> None:
-    timms, kind, clip = timm_module("data.auto_augment"), KINDS[name], _clip()
-    timms_name, argument = BY_HAND[name]
-    assert timms.NAME_TO_OP.keys() >= {timms_name} and list(BY_HAND) == list(KINDS)
-
-    def theirs(*arguments: float) -> Frames:
-        options: dict[str, Any] = {"fillcolor": GREY, "resample": Image.Resampling.BICUBIC}
-        made = [timms.NAME_TO_OP[timms_name](Image.fromarray(frame), *arguments, **options) for frame in clip]
-        return np.stack([np.asarray(picture) for picture in made])
-
-    assert np.array_equal(apply_operations([(name, 0.5 * kind.amount)], clip), theirs(*argument))
-    for strength in (0.0, 2.7, 9.9):
-        for number in range(2 if kind.is_signed else 1):
-            draw_from(timms, generator := rng.key(number, "sign"))
-            level = timms.LEVEL_TO_ARG[timms_name]
-            arguments = () if level is None else level(strength, {})
-            is_negative = kind.is_signed and rng.key(number, "sign").random() > 0.5
-            own = strength / 10 * kind.amount * (-1 if is_negative else 1)
-            assert np.array_equal(apply_operations([(name, own)], clip), theirs(*arguments))
-            assert not kind.is_signed or generator.random() == rng.key(number, "sign").random(2)[1]
 
 
 def test_the_strongest_posterize_keeps_a_bit() -> None:

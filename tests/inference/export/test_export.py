@@ -254,5 +254,6 @@ def test_mistakes_are_one_line_and_2(trained_run: Path, tmp_path: Path, say: Say
     for option, value in (("size", "axb"), ("size", "64x"), ("size", "31x64"), ("batch", "two"), ("batch", "0")):
         status, _, err = say(*words, f"--{option}={value}")
         assert status == 2 and f"argument --{option}: must be " in err and err.endswith(f", got '{value}'\n")
+    assert refused(say(*words, "--card")).startswith("--card was removed: publish the checkpoint")
     assert "its shift needs the next frame" in refused(say(*words, "--stream", "model.shift_direction=both"))
     assert list(tmp_path.iterdir()) == []

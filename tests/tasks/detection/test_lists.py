@@ -105,7 +105,7 @@ def test_a_packed_set_has_the_boxes_of_its_videos(videos: Path, tmp_path: Path, 
 
 def test_boxes_are_packed_in_every_frame_or_not_at_all(videos: Path, tmp_path: Path) -> None:
     files = FileStore(read_manifest(videos / "train.csv"), str(videos))
-    with pytest.raises(UserError, match=r"train\.csv: has boxes in its frames; pack every frame"):
+    with pytest.raises(UserError, match=r"train\.csv: must be packed as RGB, each frame: it has boxes"):
         packed_store(files, tmp_path / "packed", Packing("jpeg", every=2))
     folder = packed_store(files, tmp_path / "packed", Packing("bytes")).manifest.source
     ends = np.load(Path(folder) / "manifest" / "box_ends.npy")

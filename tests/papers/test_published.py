@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
+from typing import Any
+
 import pytest
 
-from summit_train.bench import latency
-from summit_train.bench.latency import entries_of_table
 from summit_train.counts import count_network
-from summit_train.scaling import published
-from summit_train.scaling.published_tsm import KINETICS, SOMETHING, TABLES, Row
+from tests.worlds import ROOT, bench_script
+
+latency, published, tsm_paper = (bench_script(name) for name in ("latency", "published", "published_tsm"))
+KINETICS, SOMETHING, TABLES = tsm_paper.KINETICS, tsm_paper.SOMETHING, tsm_paper.TABLES
 
 
 def test_table_3_of_the_scaling_paper_is_what_it_prints() -> None:
@@ -23,7 +26,7 @@ def test_table_3_of_the_scaling_paper_is_what_it_prints() -> None:
     assert shares[384] == pytest.approx(76.8, abs=0.05)
 
 
-def _row(table: int, label: str) -> Row:
+def _row(table: int, label: str) -> Any:
     (row,) = (row for row in TABLES[table].rows if row.label == label)
     return row
 
@@ -48,10 +51,10 @@ def test_table_3_has_the_gains_that_it_prints() -> None:
 
 
 def test_table_5_has_the_ratios_of_section_5_3_5() -> None:
-    latency = {row.label: row.latency_ms or 0.0 for row in TABLES[5].rows}
-    assert round(latency["SlowFast, ResNet-50"] / latency["TSM, non-local ResNet-50"], 1) == 1.3
-    assert round(latency["X3D-M"] / latency["TSM, ResNeXt-101"], 1) == 1.8
-    assert round(latency["ir-CSN-152"] / latency["TSM, ResNeXt-101"], 1) == 3.4
+    ms = {row.label: row.latency_ms for row in TABLES[5].rows}
+    assert round(ms["SlowFast, ResNet-50"] / ms["TSM, non-local ResNet-50"], 1) == 1.3
+    assert round(ms["X3D-M"] / ms["TSM, ResNeXt-101"], 1) == 1.8
+    assert round(ms["ir-CSN-152"] / ms["TSM, ResNeXt-101"], 1) == 3.4
 
 
 def test_table_6_has_the_ratios_of_section_5_4() -> None:
@@ -66,10 +69,16 @@ def test_table_6_has_the_ratios_of_section_5_4() -> None:
 @pytest.mark.parametrize("number", TABLES)
 def test_our_networks_cost_what_is_printed(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(latency, "count_network", count_network)  # which keeps its counts
-    for entry in entries_of_table(TABLES[number], []):
+    for entry in latency.entries_of_table(TABLES[number], []):
         row, values = entry.published, entry.count_values()
         assert row is not None and bool(entry.specs) == (row.network is not None)
         if entry.specs and row.multiply_adds is not None:
             assert values["multiply_adds"] == pytest.approx(row.multiply_adds, rel=0.02)
             if entry.label not in ("TRN multi-scale, ResNet-50", "I3D 3x1x1"):
                 assert values["parameters"] == pytest.approx(row.parameters, rel=0.005)
+
+
+def test_the_page_lists_every_script() -> None:
+    page = (ROOT / "docs/papers.md").read_text(encoding="utf-8")
+    scripts = {path.name for path in (ROOT / "papers").glob("*.py") if "if __name__ ==" in path.read_text()}
+    assert set(re.findall(r"`python papers/(\w+\.py)", page)) == scripts

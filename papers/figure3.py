@@ -1,9 +1,18 @@
-"""`summit-train bench table1`, `fig3 a` and `fig3 b`: the networks that the paper compares, measured here."""
+"""Table 1 and Figure 3 of Lin, Gan and Han (2019): the networks that the paper compares, measured on this machine.
+
+    python papers/figure3.py table1 --out table1.png                      Table 1
+    python papers/figure3.py a --out fig3a.png                            throughput and utilisation of a forward pass
+    python papers/figure3.py b data.train=train.csv data.root=videos      the wait for data in a training step
+    python papers/figure3.py c --ranks 1,2 --synthetic                    scalability against ranks
+
+Each takes other networks by --specs, and says by --help what else it takes.
+"""
 
 from __future__ import annotations
 
 import argparse
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -13,8 +22,11 @@ from typing import Any
 
 import torch
 from matplotlib.axes import Axes
+from published import SCALABILITY, SLOWEST, label_of, table_1_row
+from script import run_script
 
-from summit_train.bench import measure
+from summit_train.bench import measure, weak
+from summit_train.bench.command import Bench, add_bench, run
 from summit_train.bench.measure import Values
 from summit_train.bench.peak import Peaks, add_peak, measure_peaks, peak_text
 from summit_train.bench.steps import experiment_of, measure_steps, network_values
@@ -25,13 +37,13 @@ from summit_train.core.text import counted, share
 from summit_train.models.count import count_network
 from summit_train.models.network import cpu_kernels, initial_network
 from summit_train.models.precision import mixed_precision, parameter_type
-from summit_train.report.figures import GREY, PALETTE, drawable, drawn, wrapped
+from summit_train.report.figures import GREY, PALETTE, drawable, drawn, series, wrapped
 from summit_train.report.tables import machine_text
-from summit_train.scaling.published import SLOWEST, label_of, table_1_row
 from summit_train.spec import Spec, load_spec
 from summit_train.spec.source import SHIPPED
 from summit_train.training.timer import Mark
 
+_BOUNDS = " and ".join(f"{'TSM' if arch == 'tsm' else 'I3D 3x3x3'} {bound}" for arch, bound in SCALABILITY.items())
 PAPERS = ("i3d_3x3x3_r50_16f", "i3d_3x1x1_r50_32f", "tsm_r50_8f")  # configs/kinetics, in the order of Table 1
 _ABOVE: dict[str, Any] = {
     "xytext": (0, 4), "textcoords": "offset points", "ha": "center", "va": "bottom", "fontsize": 9
@@ -59,9 +71,9 @@ def add_table_1(parser: argparse.ArgumentParser) -> None:
 def run_table_1(args: argparse.Namespace) -> Values:
     turns = measure.Turns(args.repeats, args.steps, args.warm_up)
     specs = [load_spec(path, overrides_of(args)) for path in args.specs]
-    check_single(f"bench {args.bench}")
-    with measure.open_place() as place:
-        return measure_inference(specs, turns, measure_peaks(specs, args.peak, place), place)
+    check_single(f"papers/figure3.py {args.bench}")
+    with measure.open_context() as context:
+        return measure_inference(specs, turns, measure_peaks(specs, args.peak, context), context)
 
 
 @dataclass
@@ -98,24 +110,26 @@ class ForwardBench:
         return times
 
 
-def measure_inference(specs: Sequence[Spec], turns: measure.Turns, peaks: Peaks, place: measure.Place) -> Values:
+def measure_inference(specs: Sequence[Spec], turns: measure.Turns, peaks: Peaks, context: measure.Context) -> Values:
     """Measure the forward passes of networks in turn: the paper's Table 1 and Figure 3a.
 
     Throughput and multiply-adds/s are also in multiples of I3D 3x1x1's, or of the last network's.
     """
     batch = specs[0].scale.clips_per_gpu
-    benches = [ForwardBench.of([spec], place.device) for spec in specs]
+    benches = [ForwardBench.of([spec], context.device) for spec in specs]
     for bench in benches:
         bench.passes(batch, turns.warm_up)
     seconds: list[list[float]] = [[] for _ in specs]
     measurements = {i: partial(bench.passes, batch, turns.steps) for i, bench in enumerate(benches)}
     for i, found in measure.in_turn(measurements, turns.repeats):
         seconds[i].append(fmean(found))
-        place.tell(f"{label_of(specs[i])}: {seconds[i][-1]:.3f} s a forward pass of {counted(batch, 'clip')}")
+        context.tell(f"{label_of(specs[i])}: {seconds[i][-1]:.3f} s a forward pass of {counted(batch, 'clip')}")
     base = next((i for i, spec in enumerate(specs) if spec.model.arch == SLOWEST), len(specs) - 1)
-    base_work, rows = count_network(specs[base]).multiply_adds, []
+    base_work = count_network(specs[base]).multiply_adds
+    rows = []
     for spec, times in zip(specs, seconds, strict=True):
-        network, peak = count_network(spec), peaks.get(spec.precision)
+        network = count_network(spec)
+        peak = peaks.get(spec.precision)
         rates = [batch * network.multiply_adds / s for s in times]
         faster = measure.pair_ratios(seconds[base], times)
         counts = {name: getattr(network, name) for name in ("parameters", "multiply_adds", "input_bytes", "compute_io")}
@@ -130,7 +144,9 @@ def measure_inference(specs: Sequence[Spec], turns: measure.Turns, peaks: Peaks,
             "relative_utilisation": measure.spread([network.multiply_adds / base_work * ratio for ratio in faster]),
         }
         rows.append({"label": label_of(spec)} | network_values(spec) | counts | measured)
-    about = {"environment": environment(place.world, place.device, [place.world.host], cpu_kernels(place.device))}
+    about = {
+        "environment": environment(context.world, context.device, [context.world.host], cpu_kernels(context.device))
+    }
     return about | {"settings": {"batch": batch} | asdict(turns), "peaks": list(peaks.values()), "rows": rows}
 
 
@@ -165,9 +181,16 @@ def table_1_text(values: Values) -> str:
     return "\n".join(lines)
 
 
+def error_bars(spreads: Sequence[Mapping[str, float]]) -> list[list[float]]:
+    """Return how far the least and the most lie from the medians, as matplotlib takes it."""
+    below = [spread["median"] - spread["min"] for spread in spreads]
+    return [below, [spread["max"] - spread["median"] for spread in spreads]]
+
+
 def draw_table_1(path: Path, values: Values) -> None:
     """Draw the paper's Figure 3a: throughput and utilisation of each network's forward pass."""
-    rows, settings = values["rows"], values["settings"]
+    rows = values["rows"]
+    settings = values["settings"]
     caption = (
         f"Forward pass of {settings['batch']} random clips on {machine_text(values['environment'])}."
         f"{''.join(f' Utilisation: of the {peak_text(peak)}.' for peak in values['peaks'])}\n"
@@ -177,9 +200,10 @@ def draw_table_1(path: Path, values: Values) -> None:
 
     def bars(axes: Axes, name: str, unit: float, form: str, relative: str, published: str) -> None:
         for i, row in enumerate(rows):
-            bar, paper = {part: unit * value for part, value in row[name].items()}, row["published"]
+            bar = {part: unit * value for part, value in row[name].items()}
+            paper = row["published"]
             colour = PALETTE[i % len(PALETTE)]
-            axes.bar(i, bar["median"], 0.6, color=colour, yerr=measure.error_bars([bar]), capsize=4, ecolor=GREY)
+            axes.bar(i, bar["median"], 0.6, color=colour, yerr=error_bars([bar]), capsize=4, ecolor=GREY)
             note = f"{form.format(bar['median'])}, {row[relative]['median']:.2f} x"
             note += "" if paper is None else f"\npaper {published.format(**paper)}"
             axes.annotate(note, (i, bar["max"]), **_ABOVE)
@@ -215,16 +239,20 @@ def run_waits(args: argparse.Namespace) -> Values:
 
     With a rate, the wait is the part of loading that exceeds the rest of the step.
     """
-    rate, specs = args.frames_per_second, [load_spec(path, overrides_of(args)) for path in args.specs]
-    check_single("bench fig3 b")
+    rate = args.frames_per_second
+    specs = [load_spec(path, overrides_of(args)) for path in args.specs]
+    check_single("papers/figure3.py b")
     experiments = [experiment_of(spec, 1, synthetic=rate is not None) for spec in specs]
-    with measure.open_place() as place:
-        measured = measure_steps(experiments, measure.Turns(args.repeats, args.steps, args.warm_up), {}, place)
+    with measure.open_context() as context:
+        measured = measure_steps(experiments, measure.Turns(args.repeats, args.steps, args.warm_up), {}, context)
     assert measured is not None, "this is the only rank"
-    rows, steps = [], measured["specs"]
+    rows = []
+    steps = measured["specs"]
     for spec, step in zip(specs, steps, strict=True):
-        clips, wait_s = step["global_batch"], step["phases_s"]["data_wait"]["median"]
-        busy_s, frames = step["step_s"]["median"] - wait_s, clips * step["frames"]
+        clips = step["global_batch"]
+        wait_s = step["phases_s"]["data_wait"]["median"]
+        busy_s = step["step_s"]["median"] - wait_s
+        frames = clips * step["frames"]
         if rate is not None:
             wait_s = max(0.0, frames / rate - busy_s)
         row = {"label": label_of(spec), "name": step["name"], "clips_per_step": clips, "frames_per_step": frames}
@@ -250,7 +278,8 @@ def waits_text(values: Values) -> str:
 
 def draw_waits(path: Path, values: Values) -> None:
     """Draw the paper's Figure 3b: each network's training step, and the part of it that waits for data."""
-    rows, settings = values["rows"], values["settings"]
+    rows = values["rows"]
+    settings = values["settings"]
     busy, waits = ([row[name] for row in rows] for name in ("busy_s", "data_wait_s"))
     caption = (
         f"{counted(rows[0]['clips_per_step'], 'clip')} a step on {machine_text(values['environment'])}. "
@@ -267,3 +296,69 @@ def draw_waits(path: Path, values: Values) -> None:
             axes.annotate(note, (i, row["step_s"]), **_ABOVE)
         _name_bars(axes, rows, "seconds of a training step")
         axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
+
+
+def add_scalability(parser: argparse.ArgumentParser) -> None:
+    add_networks(parser)
+    weak.add_scaling(parser)
+
+
+def run_scalability(args: argparse.Namespace) -> Values:
+    check_single("papers/figure3.py c")
+    values = weak.measure_scaling(args, args.specs, overrides_of(args))
+    for network, path in zip(values["networks"], args.specs, strict=True):
+        network["label"] = label_of(load_spec(path, overrides_of(args)))
+    return values
+
+
+def scalability_text(values: Values) -> str:
+    return f"{weak.as_text(values)}\npaper, 8 nodes of 4 Tesla P100s: {_BOUNDS}"
+
+
+def draw_scalability(path: Path, values: Values) -> None:
+    """Draw the paper's Figure 3c: speed over ideal speed against ranks."""
+    networks = values["networks"]
+    settings = values["settings"]
+    ranks = [row["ranks"] for row in networks[0]["rows"]]
+    caption = (
+        f"{settings['clips_per_rank']} clips a rank and step, {settings['clips']}, up to {ranks[-1]} ranks on "
+        f"{machine_text(values['environment'])}. Speed over the first point's speed times the ranks: median of "
+        f"{settings['repeats']} rounds, least and most. "
+        f"Paper, Figure 3c, 8 nodes of 4 Tesla P100s: {_BOUNDS}."
+    )
+    with drawn(path, wrapped(caption)) as figure:
+        axes = figure.subplots()
+        highest = 100.0
+        for i, network in enumerate(networks):
+            percent = [{part: 100 * value for part, value in row["efficiency"].items()} for row in network["rows"]]
+            medians = [value["median"] for value in percent]
+            label = drawable(network["label"])
+            axes.errorbar(ranks, medians, yerr=error_bars(percent), label=label, capsize=4, **series(i))
+            highest = max(highest, *(value["max"] for value in percent))
+        axes.axhline(100, linestyle="--", color=GREY, label="ideal")
+        axes.set_xticks(ranks, [str(count) for count in ranks])
+        axes.set(xlabel="ranks", ylabel="scalability (% of ideal speed)", ylim=(0, max(110.0, 1.05 * highest)))
+        axes.legend(loc="lower left")
+
+
+TABLE_1 = (add_table_1, run_table_1, table_1_text, draw_table_1)
+BENCHES = {
+    "table1": Bench("the paper's Table 1: three networks", *TABLE_1),
+    "a": Bench("computation: throughput and utilisation of a forward pass", *TABLE_1),
+    "b": Bench("data loading: the wait for data in a training step", add_waits, run_waits, waits_text, draw_waits),
+    "c": Bench(
+        "networking: scalability against ranks", add_scalability, run_scalability, scalability_text, draw_scalability
+    ),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    panels = parser.add_subparsers(metavar="PANEL", required=True)
+    for name, bench in BENCHES.items():
+        add_bench(panels.add_parser(name, help=bench.help, description=bench.help), name, bench)
+    return run_script(parser, run, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

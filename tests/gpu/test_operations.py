@@ -9,8 +9,7 @@ import torch
 from torch.nn import functional
 from torch.optim import optimizer
 
-from summit_train.core.count import Operation
-from summit_train.training.operations import META, Operations, as_on_a_gpu
+from tests.gpu.operations import META, Operation, Operations, as_on_a_gpu
 
 
 def meta(*shape: int) -> torch.Tensor:

@@ -9,7 +9,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,16 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from summit_train.core.comm import World
-from summit_train.core.count import Operation
-from summit_train.data.batches.loader import MicroBatch
-from summit_train.models.build import build_network
-from summit_train.models.network import make_ready
 from summit_train.models.video import KeyedModule
-from summit_train.plan import make_plan
-from summit_train.spec import Spec
-from summit_train.spec.keys import LossSpec
-from summit_train.training.build import build_step
 
 META = torch.device("meta")
 _FUSED = ("_fused_sgd_", "_fused_adam_", "_fused_adamw_")
@@ -39,6 +30,16 @@ _OVERWRITE = {"copy_", "fill_", "zero_", "normal_", "uniform_", "bernoulli_"}  #
 _CHUNK = 65536
 _BLOCKS = 320
 _TENSORS = (110, 64, 48, 36, 30)
+
+
+@dataclass(frozen=True)
+class Operation:
+    """An operation on a GPU. launches: kernels. moved: bytes read and written."""
+
+    launches: int
+    flops: int
+    moved: int
+    is_convolution: bool = False
 
 
 class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -100,23 +101,3 @@ def as_on_a_gpu() -> Iterator[None]:
             stack.callback(setattr, owner, name, getattr(owner, name))
             setattr(owner, name, value)
         yield
-
-
-def count_step(spec: Spec) -> list[tuple[Operation, int]]:
-    """Return the operations and their numbers of one virtual GPU's step in fp32, without mixing, erasing, own loss."""
-    data = spec.data.model_copy(update={"erase": 0.0, "mix": None})
-    parts = {"scale": spec.scale.model_copy(update={"gpus": 1}), "data": data, "loss": LossSpec()}
-    spec = spec.model_copy(update={**parts, "precision": "fp32"})
-    clips = torch.zeros((), dtype=torch.uint8).expand(spec.scale.clips_per_gpu, *data.clip_shape)  # of one byte
-    labels = torch.zeros(len(clips), dtype=torch.int64)
-    passes = Counter[Operation]()
-    with as_on_a_gpu(), META:
-        network = build_network(spec)
-        make_ready(network, spec)
-        step = build_step(spec, make_plan(spec, 1, 10**6 * len(clips)), World(), network, META)
-        with Operations() as seen:
-            step.begin(0.0)
-            step.accumulate(MicroBatch(0, 0, clips, labels, labels))
-            passes.update(seen.counted)
-            step.update()
-    return [*passes.items(), *((replace(one, of_pass=False), n) for one, n in (seen.counted - passes).items())]

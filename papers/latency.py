@@ -1,4 +1,8 @@
-"""`summit-train bench latency SPEC ...`: latency and throughput of networks, and the TSM paper's tables with them.
+"""Latency and throughput of networks, and the TSM paper's tables and Figure 5 with them.
+
+    python papers/latency.py mine.yaml other.yaml                          ms of one clip, clips/s of 16
+    python papers/latency.py --table 6                                     a table of the paper, measured here
+    python papers/latency.py --table 2 --published --out tradeoff.png      Figure 5; nothing is measured
 
 As in Lin et al., TSM (journal version), 5.3.5 and 5.4: passes with one clip after a warm-up, throughput with 16.
 """
@@ -6,6 +10,7 @@ As in Lin et al., TSM (journal version), 5.3.5 and 5.4: passes with one clip aft
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -13,24 +18,32 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
+import torch
+from figure3 import ForwardBench
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
+from published_tsm import KINETICS, SOMETHING, TABLES, Row, Table
+from script import run_script
 
-from summit_train.bench.figure3 import ForwardBench
-from summit_train.bench.measure import Place, Values, in_turn, open_place, pair_ratios, spread
+from summit_train.bench.command import Bench, add_bench
+from summit_train.bench.command import run as run_bench
+from summit_train.bench.measure import Context, Values, in_turn, open_context, pair_ratios, spread
 from summit_train.bench.steps import network_values
 from summit_train.core.device import environment
 from summit_train.core.errors import UserError
 from summit_train.core.result import TextTable
 from summit_train.core.session import check_single
 from summit_train.core.text import NONE, counted
+from summit_train.models.build import build_network
 from summit_train.models.count import count_network
 from summit_train.models.network import cpu_kernels
+from summit_train.models.online import StreamNetwork
+from summit_train.models.precision import parameter_type
 from summit_train.report.figures import GREY, PALETTE, drawable, drawn, log_ticks, wrapped
 from summit_train.report.tables import machine_text
-from summit_train.scaling.published_tsm import KINETICS, SOMETHING, TABLES, Row, Table
 from summit_train.spec import Spec, load_spec
 from summit_train.spec.source import split_overrides
+from summit_train.tasks.detection.detect import detect
 
 ROUNDS = 5  # turns of each network, fewer for fewer passes
 _BASE = "shipped:kinetics/tsm_r50_8f"  # the network of a table's row, but for the keys that the row names
@@ -127,15 +140,16 @@ def timed_values(single: Rounds, many: Rounds, first: Rounds, batch: int) -> Val
     }
 
 
-def measure_latency(entries: Sequence[Entry], settings: Passes, place: Place, *, timed: bool) -> list[Values]:
+def measure_latency(entries: Sequence[Entry], settings: Passes, context: Context, *, timed: bool) -> list[Values]:
     """Return a row of each entry. Those with a network are measured in turn; without `timed` they are only counted."""
     here = [entry for entry in entries if entry.specs]
     rows: list[Values] = []
     if timed and here:
-        place.tell(f"building the networks: {'; '.join(entry.label for entry in here)}")
-        benches, found = [ForwardBench.of(entry.specs, place.device) for entry in here], {}
+        context.tell(f"building the networks: {'; '.join(entry.label for entry in here)}")
+        benches = [ForwardBench.of(entry.specs, context.device) for entry in here]
+        found = {}
         for clips in dict.fromkeys((1, settings.batch)):
-            place.tell(f"batch {clips}, the networks in turn")
+            context.tell(f"batch {clips}, the networks in turn")
             found[clips] = measure_rounds(benches, clips, settings)
         pairs = zip(found[1], found[settings.batch], strict=True)
         rows = [timed_values(single, many, found[1][0], settings.batch) for single, many in pairs]
@@ -144,12 +158,10 @@ def measure_latency(entries: Sequence[Entry], settings: Passes, place: Place, *,
     return [entry.count_values() | (next(times, untimed) if entry.specs else untimed) for entry in entries]
 
 
-def measure_detectors(entries: Sequence[Entry], settings: Passes, place: Place) -> list[Values]:
+def measure_detectors(entries: Sequence[Entry], settings: Passes, context: Context) -> list[Values]:
     """Return a row of each detector, all measured in turn: the network on a frame of a stream, and `boxes_ms` apart."""
-    from summit_train.tasks.detection.latency import frame_benches
-
-    place.tell(f"building the detectors: {'; '.join(entry.label for entry in entries)}")
-    benches = [bench for entry in entries for bench in frame_benches(entry.specs[0], place.device)]
+    context.tell(f"building the detectors: {'; '.join(entry.label for entry in entries)}")
+    benches = [bench for entry in entries for bench in frame_benches(entry.specs[0], context.device)]
     found = measure_rounds(benches, 1, settings)
     rows = []
     for entry, frames, boxes in zip(entries, found[::2], found[1::2], strict=True):
@@ -158,6 +170,32 @@ def measure_detectors(entries: Sequence[Entry], settings: Passes, place: Place) 
         boxes_ms = spread([1000 * seconds for turn in boxes for seconds in turn])
         rows.append(entry.count_values() | times | no_clips | {"boxes_ms": boxes_ms})
     return rows
+
+
+def frame_benches(spec: Spec, device: torch.device) -> list[ForwardBench]:
+    """Return the bench of a detector with random weights, and of what follows it: the boxes of its last maps.
+
+    The network sees one random frame as in training again and again, as a stream.
+    """
+    kind = parameter_type(spec.precision)
+    _, height, width, channels = spec.data.clip_shape
+    detector = spec.model.detector
+    assert detector is not None
+    stream = StreamNetwork(build_network(spec).to(device=device, dtype=kind))
+    pixels = torch.randn(1, height, width, channels, device=device, dtype=kind)
+    maps = torch.empty(0)
+    caches = list[torch.Tensor]()
+
+    def see(frame: torch.Tensor) -> None:
+        nonlocal maps, caches
+        maps, caches = stream(frame, caches)
+
+    def find(_: torch.Tensor) -> None:
+        detect(maps.float(), (height, width), detector, spec.model.num_classes)
+
+    channels_last = pixels.permute(0, 3, 1, 2)  # in memory, as a stream's
+    network = ForwardBench([(see, channels_last)], spec.precision, device)
+    return [network, ForwardBench([(find, channels_last)], "fp32", device)]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -186,17 +224,17 @@ def run(args: argparse.Namespace) -> Values:
     entries = [Entry(spec.name, (spec,)) for spec in (load_spec(path, words) for path in paths)]
     if paper is not None:
         entries = entries_of_table(paper, words)
-    check_single("bench latency")
+    check_single("papers/latency.py")
     tasks = {spec.task for entry in entries for spec in entry.specs}
     if len(tasks) > 1:
         raise UserError(f"the SPECs must be of one task, got {' and '.join(sorted(tasks))}; time them one by one")
     passes = Passes(args.batch, args.warm_up, args.repeats, args.seconds)
-    with open_place() as place:
+    with open_context() as context:
         if tasks == {"detection"}:
-            rows = measure_detectors(entries, passes, place)
+            rows = measure_detectors(entries, passes, context)
         else:
-            rows = measure_latency(entries, passes, place, timed=not args.published)
-        about = environment(place.world, place.device, [place.world.host], cpu_kernels(place.device))
+            rows = measure_latency(entries, passes, context, timed=not args.published)
+        about = environment(context.world, context.device, [context.world.host], cpu_kernels(context.device))
     return {
         "environment": about,
         "settings": asdict(passes) | {"clips": "random"},
@@ -210,7 +248,9 @@ def run(args: argparse.Namespace) -> Values:
 
 
 def as_text(values: Values) -> str:
-    settings, paper, lines = values["settings"], values["table"], []
+    settings = values["settings"]
+    paper = values["table"]
+    lines = []
     if paper is not None:
         lines.append(f"TSM paper (journal version), Table {paper['number']}: {paper['title']}")
         lines.append(f"[in brackets] and top-1: published; {paper['setting']}")
@@ -241,10 +281,12 @@ def as_text(values: Values) -> str:
 
 
 def _cells(row: Values, data_sets: Sequence[str], after: Sequence[str]) -> list[str]:
-    paper, timed = row["published"] or {}, row["median_ms"] is not None
+    paper = row["published"] or {}
+    timed = row["median_ms"] is not None
 
     def beside(name: str, form: str, size: float = 1, published: str | None = None, suffix: str = "") -> str:
-        here, printed = row[name], paper.get(published or name)
+        here = row[name]
+        printed = paper.get(published or name)
         texts = [] if here is None else [form.format(here / size)]
         return " ".join(texts + ([] if printed is None else [f"[{form.format(printed / size)}{suffix}]"])) or NONE
 
@@ -282,9 +324,11 @@ def points_of(rows: Sequence[Values], data_set: str) -> list[Point]:
     points = []
     for row in rows:
         paper = row["published"]
-        cost, counted_here = paper["multiply_adds"] or row["multiply_adds"], paper["multiply_adds"] is None
+        cost = paper["multiply_adds"] or row["multiply_adds"]
+        counted_here = paper["multiply_adds"] is None
         if data_set in paper["top1"] and cost is not None:
-            size, top1 = paper["parameters"] or row["parameters"], paper["top1"][data_set]
+            size = paper["parameters"] or row["parameters"]
+            top1 = paper["top1"][data_set]
             points.append(Point(row["label"], paper["family"], cost * paper["clips"] / 1e9, top1, size, counted_here))
     return points
 
@@ -318,7 +362,8 @@ def draw(path: Path, values: Values) -> None:
             for label, colour in colours.items()
         ]
         for millions in (25, 100):
-            size, label = (_AREA * millions * 1e6) ** 0.5, f"{millions} M parameters"
+            size = (_AREA * millions * 1e6) ** 0.5
+            label = f"{millions} M parameters"
             handles.append(circle(markersize=size, label=label, color=GREY, fillstyle="none"))
         figure.legend(handles=handles, loc="outside right upper", fontsize=9, labelspacing=0.9, handletextpad=1.3)
 
@@ -329,9 +374,23 @@ def _draw_bubbles(axes: Axes, points: Sequence[Point], numbers: dict[str, str]) 
         colour = _COLOURS[point.family]
         face = "white" if point.counted else colour
         axes.scatter(point.cost, point.top1, s=area, facecolor=face, edgecolor=colour, linewidth=1.5, alpha=0.75)
-        at, right_of_it = (point.cost, point.top1), (area**0.5 / 2 + 2, 0)
+        at = (point.cost, point.top1)
+        right_of_it = (area**0.5 / 2 + 2, 0)
         axes.annotate(numbers[point.label], at, right_of_it, textcoords="offset points", fontsize=9, va="center")
     costs = [point.cost for point in points]
     log_ticks(axes, [step * 10.0**power for power in range(-1, 5) for step in (1, 2, 5)])
     axes.set(xlabel="multiply-adds of a video (G)", xlim=(min(costs) / 1.8, max(costs) * 1.8))
     axes.margins(y=0.12)
+
+
+LATENCY = Bench("latency and throughput of networks; tables of the TSM paper", add_arguments, run, as_text, draw)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_bench(parser, "latency", LATENCY)
+    return run_script(parser, run_bench, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

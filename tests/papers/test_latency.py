@@ -1,4 +1,4 @@
-"""`bench latency`: who runs when and for how long, rows, tables, the figure. How long anything takes is never asked."""
+"""papers/latency.py: who runs when and for how long, rows, tables, the figure. No test asks how long a pass takes."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from typing import Any
 
 import pytest
 
-from summit_train.__main__ import main
-from summit_train.bench import latency
-from summit_train.bench.figure3 import ForwardBench
-from summit_train.bench.latency import Passes, Point, as_text, draw, measure_rounds, points_of, timed_values
 from summit_train.counts import count_network
 from summit_train.spec import dump_spec
-from tests.bench.conftest import TINY, Bench
+from tests.bench.conftest import TINY
 from tests.conftest import WriteSpec
 from tests.detectors import detector_spec
+from tests.papers.conftest import Script
+from tests.worlds import bench_script
+
+latency, figure3 = bench_script("latency"), bench_script("figure3")
 
 SHORT = ("--repeats", "2", "--warm-up", "1", "--batch", "2", "--seconds", "0.1")
 
 
-class _Clockwork(ForwardBench):
+class _Clockwork(figure3.ForwardBench):  # type: ignore[misc,name-defined]
     """A bench whose passes take `pass_s` seconds of a clock of its own."""
 
     def __init__(self, pass_s: float, log: list[tuple[float, int]]) -> None:
@@ -41,7 +41,9 @@ class _Clockwork(ForwardBench):
 )
 def test_every_network_has_the_same_turns(seconds: float, repeats: int, warm_up: int, turns: list[int]) -> None:
     log: list[tuple[float, int]] = []
-    found = measure_rounds([_Clockwork(1.0, log), _Clockwork(2.0, log)], 4, Passes(4, 10, repeats, seconds))
+    found = latency.measure_rounds(
+        [_Clockwork(1.0, log), _Clockwork(2.0, log)], 4, latency.Passes(4, 10, repeats, seconds)
+    )
     assert [[len(turn) for turn in rounds] for rounds in found] == [turns] * 2
     assert log[:2] == [(1.0, warm_up), (2.0, warm_up)]
     # A B, B A, ...; each turn after a pass that is not counted.
@@ -50,16 +52,16 @@ def test_every_network_has_the_same_turns(seconds: float, repeats: int, warm_up:
 
 
 def test_what_is_made_of_the_times() -> None:
-    values = timed_values([[0.2, 0.4, 0.3], [0.1]], [[2.0], [4.0]], [[0.1], [0.2]], batch=8)
+    values = latency.timed_values([[0.2, 0.4, 0.3], [0.1]], [[2.0], [4.0]], [[0.1], [0.2]], batch=8)
     assert (values["median_ms"], values["min_ms"], values["max_ms"]) == pytest.approx((250, 100, 400))
     assert (values["passes"], values["turns"], values["throughput_passes"]) == (4, 2, 2)
     assert values["relative_latency"] == pytest.approx({"min": 0.5, "median": 1.75, "max": 3})
     assert values["clips_per_second"] == 3 and values["clips_per_second_spread"]["max"] == 4
 
 
-def test_networks_are_measured_side_by_side(write_spec: WriteSpec, bench: Bench) -> None:
+def test_networks_are_measured_side_by_side(write_spec: WriteSpec, script: Script) -> None:
     specs = [str(write_spec("one")), str(write_spec("other", model={"arch": "tsn"}))]
-    values = bench("latency", *SHORT, *specs, "--precision", "bf16", "data.num_frames=4")
+    values = script(latency, *SHORT, *specs, "--precision", "bf16", "data.num_frames=4")
     assert [(row["label"], row["arch"]) for row in values["rows"]] == [("one", "tsm"), ("other", "tsn")]
     for row in values["rows"]:
         assert 0 < row["min_ms"] <= row["median_ms"] <= row["max_ms"] and row["clips_per_second"] > 0
@@ -68,14 +70,14 @@ def test_networks_are_measured_side_by_side(write_spec: WriteSpec, bench: Bench)
     assert values["relative_to"] == "one" and values["rows"][0]["relative_latency"]["max"] == 1
     assert values["settings"] == {"batch": 2, "warm_up": 1, "repeats": 2, "seconds": 0.1, "clips": "random"}
     assert values["environment"]["torch"] and values["overrides"] == ["data.num_frames=4"]
-    text = as_text(values)
+    text = latency.as_text(values)
     assert "RANDOM CLIPS" in text and "machine: " in text and "tsm resnet18" in text
 
 
-def test_table_6_on_small_networks_with_its_figure(bench: Bench, tmp_path: Path) -> None:
+def test_table_6_on_small_networks_with_its_figure(script: Script, tmp_path: Path) -> None:
     out = tmp_path / "tradeoff.png"
     words = ("model.width=0.125", "data.crop=32", "data.num_frames=8")
-    values = bench("latency", *SHORT, "--table", "6", "--out", str(out), *words)
+    values = script(latency, *SHORT, "--table", "6", "--out", str(out), *words)
     rows = {row["label"]: row for row in values["rows"]}
     assert rows["TSM, 8 frames"]["median_ms"] > 0 and rows["TSM, 8 frames"]["published"]["latency_ms"] == 17.4
     assert rows["ECO, 16 frames"]["arch"] is None and rows["ECO, 16 frames"]["median_ms"] is None
@@ -86,7 +88,7 @@ def test_table_6_on_small_networks_with_its_figure(bench: Bench, tmp_path: Path)
 
 def test_a_table_without_measuring(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(latency, "count_network", count_network)  # which keeps its counts
-    assert main(["bench", "latency", "--table", "2", "--published"]) == 0
+    assert latency.main(["--table", "2", "--published"]) == 0
     text = capsys.readouterr().out
     lines = {line[: line.index("  ")]: line for line in text.splitlines() if "  " in line}
     assert "24.3 M [24.3 M]" in lines["TSM, 8 frames"] and "32.7 G [33 G]" in lines["TSM, 8 frames"]
@@ -120,16 +122,16 @@ VALUES = {
 
 
 def test_the_published_cost_is_taken_and_the_counted_one_where_there_is_none() -> None:
-    assert points_of(ROWS, "Kinetics") == [
-        Point("printed", "TSM", 50.0, 70.0, 3e6, counted=False),
-        Point("counted", "TSM", 4.0, 70.0, 2e6, counted=True),
-        Point("no size", "ECO", 6.0, 70.0, None, counted=False),
+    assert latency.points_of(ROWS, "Kinetics") == [
+        latency.Point("printed", "TSM", 50.0, 70.0, 3e6, counted=False),
+        latency.Point("counted", "TSM", 4.0, 70.0, 2e6, counted=True),
+        latency.Point("no size", "ECO", 6.0, 70.0, None, counted=False),
     ]
 
 
 def test_the_figure_names_what_it_leaves_out_and_is_the_same_every_time(tmp_path: Path) -> None:
     for name in ("one.svg", "other.svg"):
-        draw(tmp_path / name, VALUES)
+        latency.draw(tmp_path / name, VALUES)
     assert (tmp_path / "one.svg").read_bytes() == (tmp_path / "other.svg").read_bytes()
     # Text is drawn as paths; matplotlib writes a comment beside each line.
     drawn = " ".join(re.findall(r"<!-- (.*?) -->", (tmp_path / "one.svg").read_text()))
@@ -138,20 +140,37 @@ def test_the_figure_names_what_it_leaves_out_and_is_the_same_every_time(tmp_path
 
 
 def test_a_frame_of_detectors_is_timed_and_its_boxes_apart(
-    write_spec: WriteSpec, bench: Bench, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    write_spec: WriteSpec, script: Script, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     specs = []
     for name, model in (("single", {}), ("online", {"arch": "tsm", "shift_direction": "past"})):
         specs.append(str(tmp_path / f"{name}.yaml"))
         Path(specs[-1]).write_text(dump_spec(detector_spec(name=name, model=model, data={"long_side": 96})))
-    values = bench("latency", *SHORT, *specs)
+    values = script(latency, *SHORT, *specs)
     for row in values["rows"]:
         boxes = row["boxes_ms"]
         assert 0 < row["min_ms"] <= row["median_ms"] <= row["max_ms"] and 0 < boxes["min"] <= boxes["max"]
         assert (row["height"], row["width"], row["crop"]) == (64, 96, None)
         assert (row["clips_per_second"], row["parameters"]) == (None, values["rows"][0]["parameters"])
     assert values["rows"][0]["relative_latency"]["max"] == 1 and values["relative_to"] == "single"
-    text = as_text(values)
+    text = latency.as_text(values)
     assert "RANDOM FRAMES" in text and "boxes ms" in text and "clips/s" not in text
-    assert main(["bench", "latency", specs[0], str(write_spec("labels"))]) == 2
+    assert latency.main([specs[0], str(write_spec("labels"))]) == 2
     assert "the SPECs must be of one task, got classification and detection" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("", "give one SPEC or more, or --table with one of 2, 3, 5, 6"),
+        ("a.yaml --table 2", "give one SPEC or more, or --table"),
+        ("a.yaml --out a.png", "--published and --out are for a table of the paper: add --table"),
+        ("--table 2 --out a.gif", "the name of a figure ends in"),
+        ("--table 2 --precision fp8", "precision"),
+        ("--table 2 --batch 0", "--batch must be above 0"),
+    ],
+)
+def test_mistakes_are_one_line(words: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert latency.main(words.split()) == 2
+    error = capsys.readouterr().err
+    assert message in error and "Traceback" not in error

@@ -1,0 +1,27 @@
+"""How a script of this folder starts and ends: as a command of `summit-train` does."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+
+from summit_train.__main__ import parse_arguments
+from summit_train.core.comm.launch import this_launch
+from summit_train.core.errors import RunFailed, UserError, exit_status
+from summit_train.core.result import Result, show
+from summit_train.core.session import report_failure
+
+
+def run_script(
+    parser: argparse.ArgumentParser, run: Callable[[argparse.Namespace], Result], argv: Sequence[str] | None = None
+) -> int:
+    """Parse, run and print, as JSON with --json. Return the exit status; a mistake or a failure is one line."""
+    args = parse_arguments(parser, list(sys.argv[1:] if argv is None else argv))
+    try:
+        result = run(args)
+    except (UserError, RunFailed) as error:
+        report_failure(error, this_launch())
+        return exit_status(error)
+    show(result, as_json=args.json)
+    return result.status
