@@ -53,8 +53,8 @@ NEEDS_TORCH = re.compile(
 
 # Who may print: the commands, and what fails or speaks for them.
 MAY_PRINT = re.compile(
-    r"cli\..*|cluster\.(keeper|probe|running_job)|bench\.measure|inference\.(.*\.command|arguments)|__main__|"
-    r"core\.(result|session|watch|progress)"
+    r"cli\..*|bench\.measure|cluster\.(keeper|probe|running_job)|inference\.(.*\.command|arguments)|__main__"
+    r"|core\.(result|session|watch|progress)"
 )
 
 
