@@ -335,7 +335,11 @@ def main(words: Sequence[str], waits: Waits = USUAL) -> int:
         return _USER_ERROR
     run = Path(words[0])
     job_id = words[1]
-    facts = Facts(**json.loads((run / "job/job.json").read_text("utf-8", errors="surrogateescape")))
+    about = run / "job/job.json"
+    if not about.exists():
+        print(f"{about} is missing; write script and spec by `summit-train submit --write`", file=sys.stderr)
+        return _USER_ERROR
+    facts = Facts(**json.loads(about.read_text("utf-8", errors="surrogateescape")))
     if words[2] == "--watch":
         signal.signal(signal.SIGUSR2, signal.SIG_IGN)
         SCHEDULERS[facts.scheduler].watch(job_id, words[3], run / "job", facts.max_requeues, waits.watch)

@@ -175,9 +175,16 @@ def environment_outside(environ: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environ.items() if name in _OF_THE_SITE or not name.startswith(_OF_A_JOB)}
 
 
-def ask(words: Sequence[str], folder: Path | None = None, stdin: Path | None = None) -> str:
+def _ignore_sigterm() -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+def ask(
+    words: Sequence[str], folder: Path | None = None, stdin: Path | None = None, *, outlives_job: bool = False
+) -> str:
     """Return what a command prints, as if asked outside of any job.
 
+    outlives_job: the command has the job's processes ended, of which it is one, and must not end of that itself.
     Raises RunFailed where it cannot be started, fails, or does not answer in time.
     """
     with open(stdin or os.devnull, "rb") as source:
@@ -191,6 +198,7 @@ def ask(words: Sequence[str], folder: Path | None = None, stdin: Path | None = N
                 errors="replace",
                 stdin=source,
                 timeout=_ANSWER_S,
+                preexec_fn=_ignore_sigterm if outlives_job else None,
             )
         except OSError as error:
             raise RunFailed(f"{words[0]} cannot be started: {error.strerror}") from error

@@ -145,7 +145,7 @@ class Slurm(Scheduler):
             state = ask(["squeue", "--noheader", f"--jobs={job_id}", "--format=%T"]).strip()
         if state != "RUNNING":  # a job that was cancelled meanwhile stays cancelled
             raise RunFailed(f"Slurm calls it {state or 'gone'}, so it is not requeued here")
-        ask(["scontrol", "requeue", job_id])
+        ask(["scontrol", "requeue", job_id], outlives_job=True)
         return None
 
 

@@ -172,3 +172,7 @@ def test_the_launchers_words_can_be_changed_in_the_script(standins: Standins, tm
     assert status == 2 and output.count("\n") == 1 and "PROGRAM must be ... -m summit_train ..., got [" in output
     status, output = run_to_end(standins, script.replace(' "$job_id" --', ""))
     assert status == 2 and output.startswith("usage: ") and str(ROOT) not in output
+    (run / "job/job.json").unlink()
+    status, output = run_to_end(standins, script)
+    line = f"{run}/job/job.json is missing; write script and spec by `summit-train submit --write`\n"
+    assert (status, output) == (2, line)

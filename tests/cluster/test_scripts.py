@@ -357,6 +357,17 @@ def test_requeues_are_bounded(standins: Standins, tmp_path: Path) -> None:
     )
 
 
+def test_a_requeue_that_ends_the_jobs_processes_counts(standins: Standins, tmp_path: Path) -> None:
+    """Slurm ends them at once, `scontrol` and the script among them."""
+    (standins.bin / "scontrol").write_text(
+        '#!/bin/sh\n[ "$1" != show ] || exec echo n1 n2\n[ "$1" = requeue ] || exit 0\nkill -TERM $$ $PPID\nsleep 0.1\n'
+    )
+    script, run = prepared(standins, "srun", tmp_path / "run")
+    status, output = _stopped(standins, script)
+    assert status == 85 and output.endswith("stopped at step 8; requeued, 1 of 20 requeues\n"), output
+    assert (run / "job/requeues").read_text() == "7 step 8\n"
+
+
 def test_a_requeue_that_slurm_refuses_is_said(
     standins: Standins, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
