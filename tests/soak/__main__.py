@@ -24,7 +24,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from statistics import fmean
 
-from summit_train.core.text import duration
 from tests import slurm
 from tests.soak.soak import KINDS, STEPS_AN_EPOCH, UNASKED, Found, Soak
 
@@ -49,7 +48,7 @@ def table(found: Found) -> list[str]:
 
 def summary(found: Found, args: argparse.Namespace) -> list[str]:
     parts = [
-        ", ".join(f"{what} {duration(seconds)} ({share:.1f} %)" for what, seconds, share in rows) for rows in found.rows
+        ", ".join(f"{what} {seconds} ({share})" for what, seconds, share in rows) for rows in found.rows
     ]
     return [
         f"{found.runs} runs of {args.steps:,} steps on {args.ranks} ranks over {args.comm}, seed {args.seed}: "

@@ -17,7 +17,6 @@ from pathlib import Path
 
 import yaml
 
-from summit_train.core.text import duration
 from summit_train.report.goodput import goodput_rows, time_spent
 from summit_train.report.records import RunRecord
 from tests.cluster.test_slurm import BY_TORCH, SITE, set_words
@@ -94,7 +93,7 @@ def main() -> int:
         jobs = len(list((run / "job").glob("*.out")))
         print(f"{len(lost)} lost nodes, {jobs} jobs, bits of a run without faults; goodput {100 * spent.goodput:.1f} %")
         for what, seconds, share in goodput_rows(spent):
-            print(f"{what:<34} {duration(seconds):>12} {share:5.1f} %")
+            print(f"{what:<34} {seconds:>12} {share:>8}")
     return 0
 
 

@@ -85,7 +85,7 @@ class Found:
     equal: int = 0
     starts: int = 0
     goodput: list[float] = field(default_factory=list)
-    rows: list[list[tuple[str, float, float]]] = field(default_factory=list)
+    rows: list[list[tuple[str, str, str]]] = field(default_factory=list)
     left: list[str] = field(default_factory=list)
 
 
