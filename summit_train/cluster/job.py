@@ -12,7 +12,7 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, TemplateError
 
-from summit_train.cluster.running_job import SECRET, Facts
+from summit_train.cluster.running_job import SECRET, JobFacts
 from summit_train.cluster.site import Container, LauncherOption, Site, walltime_text
 from summit_train.core.errors import UserError
 from summit_train.core.run_folder import FAILURE
@@ -173,10 +173,10 @@ def _of_ranks(site: Site) -> list[str]:
     return [*launchers, *failure, *secret, *site.environment]
 
 
-def facts(site: Site, job: Job) -> Facts:
+def facts(site: Site, job: Job) -> JobFacts:
     """Return what the job keeper must know of a job beside its script."""
     min_nodes = min(site.min_nodes or job.nodes, job.nodes)  # a smaller job keeps all of its nodes
-    return Facts(
+    return JobFacts(
         scheduler=site.scheduler,
         launcher=site.launcher,
         python=job.python,

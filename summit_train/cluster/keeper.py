@@ -23,7 +23,7 @@ from contextlib import suppress
 from enum import Enum
 from pathlib import Path
 
-from summit_train.cluster.running_job import USUAL, Facts, RunningJob, Waits, lines_of, now
+from summit_train.cluster.running_job import USUAL, JobFacts, RunningJob, Waits, lines_of, now
 from summit_train.cluster.scheduler import short_name
 from summit_train.cluster.schedulers import SCHEDULERS
 from summit_train.core.errors import RunFailed
@@ -339,7 +339,7 @@ def main(words: Sequence[str], waits: Waits = USUAL) -> int:
     if not about.exists():
         print(f"{about} is missing; write script and spec by `summit-train submit --write`", file=sys.stderr)
         return _USER_ERROR
-    facts = Facts(**json.loads(about.read_text("utf-8", errors="surrogateescape")))
+    facts = JobFacts(**json.loads(about.read_text("utf-8", errors="surrogateescape")))
     if words[2] == "--watch":
         signal.signal(signal.SIGUSR2, signal.SIG_IGN)
         SCHEDULERS[facts.scheduler].watch(job_id, words[3], run / "job", facts.max_requeues, waits.watch)

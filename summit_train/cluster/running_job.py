@@ -33,7 +33,7 @@ echo "@answer ${SLURMD_NODENAME:-$(uname -n)} $code ${words##*
 
 
 @dataclass(frozen=True)
-class Facts:
+class JobFacts:
     """What `submit` knows of a job, as it stands in RUN/job/job.json.
 
     python: the interpreter of `submit`, which is that of the ranks outside of containers.
@@ -114,7 +114,7 @@ class RunningJob:
     """
 
     def __init__(
-        self, run: Path, job_id: str, facts: Facts, launcher: Sequence[str], program: Sequence[str], waits: Waits
+        self, run: Path, job_id: str, facts: JobFacts, launcher: Sequence[str], program: Sequence[str], waits: Waits
     ) -> None:
         self.run = run
         self.folder = run / "job"
