@@ -65,7 +65,7 @@ COMMANDS = (["plan"], ["submit", "--site", "slurm_generic", "--nodes", "1", "--d
             "override 'data.quarantine=bad.csv': data.quarantine: was removed; write the list without bad clips by "
             "`summit-train data scan LIST --out CLEAN.csv` and use that, then delete this key or set it to null\n",
         ),
-        ("model.num_classes=3", "label 3"),
+        ("model.num_classes=3", "label must be from 0 to 2, as model.num_classes is 3, got 3"),
         ("model.num_classes=5", "model.num_classes must be 4, got 5: "),
         ("data.modality=flow", "is a video, and data.modality is flow"),
     ],

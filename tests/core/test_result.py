@@ -58,4 +58,5 @@ def test_results_are_printed_in_one_place() -> None:
         calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
         if any(map(_prints, calls)):
             found.add(str(path.relative_to(PACKAGE)))
-    assert found == {"core/result.py"}
+    # The job keeper runs without the package; a probe is a process whose line the doctor reads.
+    assert found == {"core/result.py", "cluster/keeper.py", "cluster/running_job.py", "cluster/probe.py"}

@@ -236,7 +236,10 @@ def test_what_is_refused_in_one_line(loaded: Loaded, trained_run: Path, motion_s
         (lambda: summit_train.load(trained_run, "evaluate.clipz=1"), "unknown key; did you mean clips?"),
         (lambda: summit_train.load(trained_run, "evaluate.mode=stream"), "load with evaluate.mode=clips"),
         (lambda: summit_train.load(detector), "summit_train.load is for classifiers, and this network is a detector"),
-        (lambda: summit_train.load(trained_run, f"data.val={others}/val.csv", root).samples(), "not have the same cla"),
+        (
+            lambda: summit_train.load(trained_run, f"data.val={others}/val.csv", root).samples(),
+            "must have the same classes",
+        ),
         (lambda: summit_train.load(trained_run, words), r"overrides must be text, .*, got \(\['evaluate.clips=1'\],\)"),
         (lambda: summit_train.load(trained_run, checkpoint="first"), "^checkpoint must be last, best or a file in "),
         (lambda: summit_train.load(trained_run, device="gpu"), "device must be cpu, or cuda .*, got gpu"),

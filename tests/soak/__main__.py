@@ -47,9 +47,7 @@ def table(found: Found) -> list[str]:
 
 
 def summary(found: Found, args: argparse.Namespace) -> list[str]:
-    parts = [
-        ", ".join(f"{what} {seconds} ({share})" for what, seconds, share in rows) for rows in found.rows
-    ]
+    parts = [", ".join(f"{what} {seconds} ({share})" for what, seconds, share in rows) for rows in found.rows]
     return [
         f"{found.runs} runs of {args.steps:,} steps on {args.ranks} ranks over {args.comm}, seed {args.seed}: "
         f"{len(found.faults)} faults, {found.starts} starts",

@@ -54,7 +54,9 @@ def test_a_root_that_does_not_fit_the_manifest_is_refused(tmp_path: Path) -> Non
         _path(manifest, 1, root=str(other))
     other.mkdir()
     (tmp_path / "a.mp4").touch()  # reading it would replace what the user named
-    with pytest.raises(UserError, match=r"got .*other, which lacks a\.mp4; .*own folder: try without a root"):
+    with pytest.raises(
+        UserError, match=r"got .*other, which lacks a\.mp4; try without a root: the manifest's own folder has it"
+    ):
         _path(manifest, 1, root=str(other))
 
 
