@@ -53,7 +53,7 @@ NEEDS_TORCH = re.compile(
 
 # Who may print: the commands, and what fails or speaks for them.
 MAY_PRINT = re.compile(
-    r"cli\..*|bench\.measure|cluster\.(keeper|probe|running_job)|inference\.(.*\.command|arguments)|__main__"
+    r"cli\..*|bench\.measure|cluster\.(keeper|probe)|inference\.(.*\.command|arguments)|__main__"
     r"|core\.(result|session|watch|progress)"
 )
 

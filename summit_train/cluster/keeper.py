@@ -23,7 +23,7 @@ from contextlib import suppress
 from enum import Enum
 from pathlib import Path
 
-from summit_train.cluster.running_job import USUAL, JobFacts, RunningJob, Waits, lines_of, now
+from summit_train.cluster.running_job import USUAL, JobFacts, RunningJob, Waits, lines_of, now, program_end
 from summit_train.cluster.scheduler import short_name
 from summit_train.cluster.schedulers import SCHEDULERS
 from summit_train.core.errors import RunFailed
@@ -33,6 +33,7 @@ from summit_train.core.run_folder import FAILURE, bad_nodes, find_checkpoints, s
 _STOPPED = 85  # of a rank: stopped on request, with a checkpoint; of a job: requeue me
 _USER_ERROR = 2
 _TERMINATED = 143
+_TABLE_SECONDS = 600
 
 
 class End(Enum):
@@ -52,6 +53,7 @@ class Keeper:
         self.run = job.run
         self.facts = job.facts
         self.batch = job.batch
+        self._answering: list[str] = []  # nodes, those to spare too
         self._guard: subprocess.Popen[bytes] | None = None
         self._environment = f"{os.path.expandvars(job.facts.node_local or '')}/summit_train_environment_{job.job_id}"
 
@@ -60,6 +62,11 @@ class Keeper:
         if (self.run / "job/done").exists():
             self.job.say(f"{self.run} is done already")
             return 0
+        place = os.path.expandvars(self.facts.node_local or "/")
+        if (self.facts.stage or self.facts.environment) and (not place.startswith("/") or "$" in place):
+            wrong = f"must be an absolute path on each node, got {place!r}; try to export it in the profile's setup"
+            self.job.say(f"node_local {wrong}")
+            return _USER_ERROR
         if not self.batch.has_warning:
             signal.alarm(max(1, self.facts.warn_after_s - _seconds_since_start()))
         at_first = self._progress()
@@ -118,7 +125,7 @@ class Keeper:
         Left out are nodes that job/bad_nodes names or the scheduler calls down, and those that cannot start ranks now.
         """
         for path in self.job.folder.glob("failure.*"):  # of an earlier start
-            path.unlink()
+            path.unlink(missing_ok=True)
         bad = bad_nodes(self.run)
         for name in [name for name in bad if not re.fullmatch(r"[A-Za-z0-9][\w.:-]*", name)][:8]:
             self.job.say(f"job/bad_nodes: {name!r} must be a node's name; write a line for each node")
@@ -137,6 +144,7 @@ class Keeper:
         good = [node for node in candidates if node not in wrong]
         missing = [node for node in self.job.nodes.names if node not in good]
         self.job.use(good[: self.facts.nodes])
+        self._answering = good
         # For the ranks: the nodes that the next start could replace, and lose.
         left = len(good) if self.job.restarts < self.facts.restarts else 0
         spares = f"{max(0, left - self.job.num_nodes)} {max(0, left - self.facts.min_nodes)}\n"
@@ -169,7 +177,7 @@ class Keeper:
         """
         if self._guard is not None:
             self._guard.terminate()
-        words = self.batch.on_another_node(self.job.nodes.names) if self.facts.can_shrink else None
+        words = self.batch.on_another_node(self._answering) if self.facts.can_shrink else None
         if words is not None:
             launcher, node = words
             own = [sys.argv[0]] if sys.argv[0].endswith(".pyz") else ["-m", "summit_train.cluster.keeper"]
@@ -225,7 +233,8 @@ class Keeper:
     def _remove_copies(self) -> None:
         folders = [self.job.staged] if self.facts.stage else []
         folders += [self._environment] if self.facts.environment is not None else []
-        if folders and self.job.num_nodes > 0:
+        num_nodes = len(self.job.nodes.names) if self.job.chooses_nodes else self.job.num_nodes
+        if folders and num_nodes > 0:
             self.job.attend(self.job.on_each_node(["rm", "-rf", "--", *folders]))
 
     # After the last start.
@@ -240,8 +249,10 @@ class Keeper:
             self.job.say(f"done, {self.run}")
             if self.facts.sweep is not None:
                 words = [self.facts.python, "-m", "summit_train", "sweep", self.facts.sweep, "--status"]
-                if subprocess.run(words, stdin=subprocess.DEVNULL, check=False).returncode != 0:
-                    self.job.say("the sweep's table is not up to date")
+                try:
+                    subprocess.run(words, stdin=subprocess.DEVNULL, check=True, timeout=_TABLE_SECONDS)
+                except (OSError, subprocess.SubprocessError) as error:
+                    self.job.say(f"the sweep's table is not up to date: {error}")
             return 0
         self.job.note("failed")
         after = f" after SIG{self.job.stop}" if self.job.stop else ""
@@ -250,6 +261,7 @@ class Keeper:
 
     def _continue_later(self, end: End, at_first: tuple[int, int]) -> int:
         """Have the run continued by this job or another one, if it may; return this job's exit status."""
+        self.job.heard()
         self.job.note("stopped")
         last = self._progress()
         stopped = f"stopped at step {last[0]}"
@@ -258,6 +270,7 @@ class Keeper:
             self.job.say(f"{stopped}; the scheduler has requeued it, and starts it again")
             return _TERMINATED
         if self.job.stop in ("TERM", "INT") and not preemption:
+            self.job.note("cancelled")
             unless = "" if self.facts.scheduler == "slurm" else ", unless the scheduler starts it again"
             self.job.say(f"stopped by SIG{self.job.stop} at step {last[0]}; submit it again to continue{unless}")
             return _TERMINATED
@@ -290,6 +303,7 @@ class Keeper:
             (self.job.folder / kind).write_text("".join(f"{line}\n" for line in former), "utf-8")
             self.job.say(f"not requeued: {error}; submit it again to continue")
             return 1
+        self.job.note("requeued")
         if new is not None:  # the sweep's status and the next submission look for it there
             self.job.say(f"job {new} continues")
             submissions = map(json.loads, lines_of(self.job.folder / "submitted.jsonl"))
@@ -339,7 +353,9 @@ def main(words: Sequence[str], waits: Waits = USUAL) -> int:
     if not about.exists():
         print(f"{about} is missing; write script and spec by `summit-train submit --write`", file=sys.stderr)
         return _USER_ERROR
-    facts = JobFacts(**json.loads(about.read_text("utf-8", errors="surrogateescape")))
+    values = json.loads(about.read_text("utf-8", errors="surrogateescape"))
+    # A newer version may have written others.
+    facts = JobFacts(**{name: values[name] for name in JobFacts.__dataclass_fields__ if name in values})
     if words[2] == "--watch":
         signal.signal(signal.SIGUSR2, signal.SIG_IGN)
         SCHEDULERS[facts.scheduler].watch(job_id, words[3], run / "job", facts.max_requeues, waits.watch)
@@ -350,8 +366,10 @@ def main(words: Sequence[str], waits: Waits = USUAL) -> int:
         at = program.index("--")
         launcher = program[:at]
         program = program[at + 1 :]
-    if "summit_train" not in program:
-        print(f"{_USAGE}: PROGRAM must be ... -m summit_train ..., got {program}", file=sys.stderr)
+    try:
+        program_end(program)
+    except ValueError as error:
+        print(f"{_USAGE}: PROGRAM {error}", file=sys.stderr)
         return _USER_ERROR
     return Keeper(RunningJob(run, job_id, facts, launcher, program, waits)).keep()
 

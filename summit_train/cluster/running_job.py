@@ -26,6 +26,7 @@ from summit_train.core.run_folder import FAILURE
 
 SECRET = "SUMMIT_TRAIN_SECRET"  # ranks prove to each other that they know it; nobody else can join them
 _MOST_AT_ONCE = 128
+_PROGRAM_WORDS = 3  # PYTHON -m summit_train
 # On each node: do what a rank needs, and print one line with node, status and the last of the words.
 _ANSWER = """words=$("$@" 2>&1 </dev/null); code=$?; test $code = 0 && words=
 echo "@answer ${SLURMD_NODENAME:-$(uname -n)} $code ${words##*
@@ -132,6 +133,7 @@ class RunningJob:
         self.staged = f"{os.path.expandvars(facts.node_local or '')}/summit_train_{job_id}"
         self.python = [facts.python]
         self.image = facts.image
+        self._attended: int | None = None  # the process that gets the signals
         self._began = int(time.time())
         self._script_environ = dict(os.environ)
         if facts.has_secret:
@@ -171,10 +173,12 @@ class RunningJob:
 
         A single node always has one. A signal that asks the job to stop ends this early.
         """
-        program = self.program_start()
+        end = program_end(self.program)
+        # Behind the launcher's own options, which a runtime of containers may have in the program's place.
+        first = end - _PROGRAM_WORDS if self.program[0].startswith("-") else 0
+        program = [*self._filled(self.program[:first]), "sh", "-c", _ANSWER, "sh"]
+        program += self._filled(self.program[first:end])
         program += ["doctor", "--answer", str(self.run / "job/spec.yaml")] if self.facts.trains else ["--version"]
-        first = next(i for i, word in enumerate(program) if not word.startswith("-"))  # of a launcher's own options
-        program[first:first] = ["sh", "-c", _ANSWER, "sh"]
         seconds = self.waits.answer if self.restarts else self.waits.first_answer
         asking: list[tuple[Sequence[str], IO[bytes], subprocess.Popen[bytes]]] = []
         for nodes, file in groups:
@@ -200,6 +204,8 @@ class RunningJob:
                 wrong = f"no answer within {seconds:g} s" if is_late else f"exit status {process.returncode}"
                 found = {**dict.fromkeys(nodes, Answer(wrong)), **found}
             answers.update(found)
+        if any(process.returncode == -signal.SIGKILL for _, _, process in asking):
+            self.batch.end_ranks()
         return answers
 
     def _filled(self, words: Sequence[str]) -> list[str]:
@@ -214,8 +220,12 @@ class RunningJob:
         }
         filled: list[str] = []
         for word in words:
-            text = re.sub(r"\{(\w+)\}", lambda found: str(values.get(found[1], found[0])), word)
-            filled += self.python if word == "{python}" else [text]
+            if word == "{python}":
+                filled += self.python
+            elif word.startswith((str(self.run), self.facts.python)):  # a path may have braces of its own
+                filled.append(word)
+            else:
+                filled.append(re.sub(r"\{(\w+)\}", lambda found: str(values.get(found[1], found[0])), word))
         return filled
 
     def ranks_words(self) -> list[str]:
@@ -224,8 +234,7 @@ class RunningJob:
 
     def program_start(self) -> list[str]:
         """Return the words that start this program in the ranks' environment, up to its own."""
-        words = self._filled(self.program)
-        return words[: words.index("summit_train") + 1]
+        return self._filled(self.program[: program_end(self.program)])
 
     def _one_each(self, nodes: Nodes, num_nodes: int) -> list[str]:
         """Return words that start a process on each node, with the variables that the script hands to mpirun."""
@@ -263,11 +272,11 @@ class RunningJob:
         silent until the scheduler gives that up, minutes later.
         """
         process = self.start(words)
+        self._attended = process.pid
         failure = Path(self.environ[FAILURE]) if may_hang and self.facts.restarts and self.chooses_nodes else None
         end_at = None
         while process.poll() is None:
-            for _ in self.hear(self.waits.look if end_at is None else end_at - time.monotonic()):
-                self.batch.ask_to_stop(self.facts.launcher, process.pid)
+            self.hear(self.waits.look if end_at is None else end_at - time.monotonic())
             if end_at is None and failure is not None and failure.exists():
                 end_at = time.monotonic() + self.waits.launcher
             elif end_at is not None and time.monotonic() >= end_at:
@@ -275,6 +284,7 @@ class RunningJob:
                 self.batch.end_ranks()
                 process.kill()
                 process.wait()
+        self._attended = None
         return process.returncode if process.returncode >= 0 else 128 - process.returncode
 
     def hear(self, seconds: float) -> list[signal.Signals]:
@@ -282,8 +292,12 @@ class RunningJob:
         numbers = self._signals.wait(seconds)
         for number in numbers:
             # By its own alarm a job is warned where the scheduler does not, and a hang-up is how one is cancelled.
-            self.stop = {signal.SIGALRM: "USR2", signal.SIGHUP: "TERM"}.get(number, number.name[3:])
-            self.say(f"SIG{self.stop}: the ranks are asked for a checkpoint")
+            name = {signal.SIGALRM: "USR2", signal.SIGHUP: "TERM"}.get(number, number.name[3:])
+            if self.stop not in ("TERM", "INT"):  # a cancelled job that is warned, too, stays cancelled
+                self.stop = name
+            if self._attended is not None:
+                self.batch.ask_to_stop(self.facts.launcher, self._attended)
+            self.say(f"SIG{name}: the {'job' if self._attended is None else 'ranks'} must stop, with a checkpoint")
         return numbers
 
     def heard(self) -> bool:
@@ -294,7 +308,8 @@ class RunningJob:
     def say(self, text: str) -> None:
         """Say something to people: in the job's output, and in RUN/job/log."""
         line = f"{now(' ')} job {self.job_id}: {text}"
-        print(line, flush=True)
+        with suppress(OSError):  # a full disk, or a reader that has gone, must not end the keeper of ranks that run
+            os.write(1, f"{line}\n".encode("utf-8", "surrogateescape"))
         self.add("log", line)
 
     def add(self, name: str, line: str) -> None:
@@ -330,6 +345,14 @@ def _answers(text: str, nodes: Sequence[str]) -> dict[str, Answer]:
             answers[node] = Answer(naming[0], is_launchers=True)
     answers.pop("", None)
     return answers
+
+
+def program_end(words: Sequence[str]) -> int:
+    """Return the place behind `PYTHON -m summit_train` in words. Raises ValueError where they lack it."""
+    for end in range(2, len(words) + 1):
+        if list(words[end - 2 : end]) == ["-m", "summit_train"]:
+            return end
+    raise ValueError(f"must be ... -m summit_train ..., got {list(words)}")
 
 
 def lines_of(path: Path) -> list[str]:

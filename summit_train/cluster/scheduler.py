@@ -16,7 +16,7 @@ from typing import ClassVar, NamedTuple
 
 from summit_train.core.errors import RunFailed
 
-_ANSWER_S = 60.0
+_ANSWER_S = 200.0  # twice the longest that Slurm lets a large machine take (MessageTimeout)
 LONGEST_WORD = 100_000  # of a command; Linux takes 128 KiB
 # What a job's shell tells its own steps: sbatch and its like would take it for wishes of the new job, over the script's
 # directives, and hand it on to the job's launcher. Those that say where the scheduler is, and a user's own choice of

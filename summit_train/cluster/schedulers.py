@@ -107,24 +107,37 @@ class Slurm(Scheduler):
         while True:
             time.sleep(seconds)
             with suppress(RunFailed):  # Slurm is asked again
-                listed = ask(["squeue", "--noheader", f"--jobs={job_id}", "--format=%N"]).strip()
+                answer = ask(["squeue", "--noheader", f"--jobs={job_id}", "--format=%T %N"])
+                state, _, listed = answer.strip().partition(" ")
+                if state not in ("RUNNING", "SUSPENDED") or not listed:
+                    return  # the job has ended, or has been requeued
                 if node in ask(["scontrol", "show", "hostnames", listed]).split():
                     continue
                 requeues = folder / "requeues"
                 if requeues.exists() and len(requeues.read_text("utf-8").splitlines()) >= max_requeues:
                     ask(["scancel", job_id])
                     return
-                now = time.strftime("%Y-%m-%dT%H:%M:%S%z")
-                line = f"{now} job {job_id}: requeued, as {node}, where its script ran, is lost\n"
-                for name, text in (
-                    ("requeues", f"{job_id} without {node}\n"),
-                    ("restarts", line),
-                    ("log", line),
-                    (f"{job_id}.out", line),
-                ):
-                    with open(folder / name, "a", encoding="utf-8") as file:
-                        file.write(text)
-                ask(["scontrol", "requeue", job_id])
+                self._requeue_without(job_id, node, folder)
+
+    def _requeue_without(self, job_id: str, node: str, folder: Path) -> None:
+        """Requeue a job that has lost the node of its script, and say so before: this process ends with the job.
+
+        Raises RunFailed where Slurm refuses; then the files are as before.
+        """
+        now = time.strftime("%Y-%m-%dT%H:%M:%S%z")
+        line = f"{now} job {job_id}: requeued, as {node}, where its script ran, is lost\n"
+        texts = {"requeues": f"{job_id} without {node}\n", "restarts": line, "log": line, f"{job_id}.out": line}
+        sizes: dict[Path, int] = {}
+        for name, text in texts.items():
+            with open(folder / name, "a", encoding="utf-8") as file:
+                sizes[folder / name] = file.tell()
+                file.write(text)
+        try:
+            ask(["scontrol", "requeue", job_id], outlives_job=True)
+        except RunFailed:
+            for path, size in sizes.items():
+                os.truncate(path, size)
+            raise
 
     def broadcast(self, source: str, target: str) -> list[str] | None:
         return ["sbcast", "--force", source, target]

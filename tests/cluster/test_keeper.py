@@ -8,20 +8,22 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from summit_train.cluster.job import KEEPER
-from summit_train.cluster.running_job import Answer, _answers
+from summit_train.cluster.running_job import Answer, _answers, program_end
 from summit_train.cluster.scheduler import LONGEST_WORD, Nodes
 from summit_train.cluster.schedulers import SCHEDULERS, ranges
 from summit_train.cluster.submit import write_keeper
-from tests.cluster.test_scripts import NEW_JOBS, prepared, run_to_end
+from tests.cluster.test_scripts import NEW_JOBS, ended_with, prepared, run_to_end, started, stopped
 from tests.standins import Standins
-from tests.worlds import ROOT
+from tests.worlds import PATIENCE_S, ROOT
 
 FRONTIER = [f"frontier{number:05}" for number in range(1, 9363)]
 
@@ -176,3 +178,76 @@ def test_the_launchers_words_can_be_changed_in_the_script(standins: Standins, tm
     status, output = run_to_end(standins, script)
     line = f"{run}/job/job.json is missing; write script and spec by `summit-train submit --write`\n"
     assert (status, output) == (2, line)
+
+
+def test_the_program_is_found_behind_an_image_of_its_name() -> None:
+    words = ["podman-hpc", "run", "summit_train", "python", "-m", "summit_train", "train", "spec.yaml"]
+    assert program_end(words) == 6 and program_end(words[3:]) == 3
+    with pytest.raises(ValueError, match=r"must be \.\.\. -m summit_train \.\.\., got \['summit_train'\]"):
+        program_end(["summit_train"])
+
+
+def test_what_a_newer_version_has_written_and_a_path_in_braces_do_not_matter(
+    standins: Standins, tmp_path: Path
+) -> None:
+    script, run = prepared(standins, "srun", tmp_path / "r{nodes}")
+    about = run / "job/job.json"
+    about.write_text(json.dumps(json.loads(about.read_text()) | {"later": 1}))
+    assert run_to_end(standins, script)[0] == 0
+    (call,) = standins.calls("trainer")
+    assert call["words"][-1] == f"{run}/job/spec.yaml"
+
+
+def test_a_table_that_cannot_be_written_does_not_fail_a_run_that_is_done(standins: Standins, tmp_path: Path) -> None:
+    script, run = prepared(standins, "srun", tmp_path / "run", sweep=tmp_path / "sweep")
+    about = run / "job/job.json"
+    about.write_text(json.dumps(json.loads(about.read_text()) | {"python": "/nowhere/python"}))
+    status, output = run_to_end(standins, script)
+    assert status == 0 and "the sweep's table is not up to date: [Errno 2]" in output and (run / "job/done").exists()
+
+
+def test_a_node_local_folder_that_no_node_has_is_refused(standins: Standins, tmp_path: Path) -> None:
+    keys = ("node_local=$NO_SUCH_FOLDER/x",)
+    script, _ = prepared(standins, "srun", tmp_path / "run", keys=keys, stage=(tmp_path / "packed",))
+    status, output = run_to_end(standins, script)
+    assert status == 2 and "node_local must be an absolute path on each node, got '$NO_SUCH_FOLDER/x'; try to" in output
+    assert not standins.calls("srun")
+
+
+def test_a_job_that_is_cancelled_before_it_has_nodes_removes_nothing(standins: Standins, tmp_path: Path) -> None:
+    keys = ("node_local=/tmp",)
+    script, _ = prepared(standins, "srun", tmp_path / "run", keys=keys, stage=(tmp_path / "packed",))
+    silent = standins.folder / "silent"
+    silent.touch()
+    process = started(standins, script)
+    deadline = time.monotonic() + PATIENCE_S
+    while not standins.calls("asked"):
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.02)
+    process.send_signal(signal.SIGTERM)
+    silent.unlink()
+    status, output = ended_with(standins, process)
+    assert status == 143 and "SIGTERM: the job must stop, with a checkpoint" in output, output
+    assert not [call for call in standins.calls("srun") if "rm" in call["command"]]
+
+
+@pytest.mark.parametrize("site", ["srun", NEW_JOBS[0]])
+def test_a_job_that_is_cancelled_and_then_warned_stays_cancelled(standins: Standins, tmp_path: Path, site: str) -> None:
+    script, run = prepared(standins, site, tmp_path / "run")
+    status, output = stopped(standins, script, signal.SIGTERM, signal.SIGUSR2)
+    assert status == 143 and "stopped by SIGTERM" in output, output
+    assert json.loads((run / "job/state.json").read_text())["state"] == "cancelled"
+
+
+def test_ranks_are_stopped_where_nobody_reads_the_output_any_more(standins: Standins, tmp_path: Path) -> None:
+    script, run = prepared(standins, "srun", tmp_path / "run")
+    process = started(standins, script, TRAINER="stop")
+    assert process.stdout is not None
+    deadline = time.monotonic() + PATIENCE_S
+    while not standins.calls("trainer"):
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.02)
+    process.stdout.close()
+    (standins.folder / "squeue").write_text("RUNNING\n")
+    process.send_signal(signal.SIGUSR2)
+    assert process.wait(PATIENCE_S) == 85 and (run / "job/requeues").read_text() == "7 step 8\n"

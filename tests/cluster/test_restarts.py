@@ -143,10 +143,16 @@ def test_a_job_whose_own_node_is_lost_is_requeued_from_another_one(standins: Sta
     assert run_to_end(standins, script, TRAINER="done beside a guard")[0] == 0
     (guard,) = [call for call in standins.calls("srun") if "--watch" in call["command"]]
     assert guard["command"][-1] == "n1"
-    assert guard["options"]["--nodelist"] == "n2"
+    assert guard["options"]["--nodelist"] == "n3"  # a spare one
     (run / "job/requeues").touch()
-    for left, requeued in (("n1\nn2\nn3\n", 0), ("n2\nn3\n", 1), ("n2\nn3\n", 2), ("n2\nn3\n", 2)):
+    looks = [("n1\nn2\nn3\n", "RUNNING n[1-3]", 0)]
+    looks += [
+        ("n2\nn3\n", state, 0) for state in ("", "PENDING ", "COMPLETING n[2-3]")
+    ]  # it has ended, or been requeued
+    looks += [("n2\nn3\n", "RUNNING n[2-3]", requeued) for requeued in (1, 2, 2)]
+    for left, state, requeued in looks:
         (standins.folder / "hosts").write_text(left)
+        (standins.folder / "squeue").write_text(f"{state}\n")
         words = ["-c", WATCH, *guard["command"][3:]]
         watch = subprocess.Popen([sys.executable, *words], env=standins.environ | SCHEDULERS, stdout=subprocess.PIPE)
         assert watch.stdout is not None

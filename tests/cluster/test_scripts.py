@@ -145,7 +145,7 @@ def ended_with(standins: Standins, process: subprocess.Popen[str]) -> tuple[int,
     return process.returncode, output
 
 
-def _stopped(
+def stopped(
     standins: Standins, script: str, *numbers: int, does: str = "stop", state: str = "RUNNING"
 ) -> tuple[int, str]:
     """The script's end after signals to the script alone, in a job that squeue then calls `state`."""
@@ -241,7 +241,7 @@ def test_staging_or_training_that_fails_twice_ends_the_job(standins: Standins, t
 def test_a_job_of_this_machine_starts_its_ranks_itself(standins: Standins, tmp_path: Path) -> None:
     packed = Path("/packed/$(touch x)")
     script, run = prepared(standins, "ranks", tmp_path / "$(touch x)")
-    status, output = _stopped(standins, script)
+    status, output = stopped(standins, script)
     assert (status, "stopped at step 8; submit it again to continue" in output) == (85, True), output
     (call,) = standins.calls("trainer")
     assert call["words"] == ["-m", "summit_train", "train", f"{run}/job/spec.yaml", "--ranks", "2"]
@@ -261,9 +261,9 @@ def test_a_job_of_this_machine_starts_its_ranks_itself(standins: Standins, tmp_p
 def test_the_warning_reaches_the_ranks_and_the_job_is_requeued(standins: Standins, tmp_path: Path, site: str) -> None:
     """However often the signal comes."""
     script, run = prepared(standins, site, tmp_path / "run")
-    status, output = _stopped(standins, script, *[signal.SIGUSR2] * 5)
+    status, output = stopped(standins, script, *[signal.SIGUSR2] * 5)
     assert status == 85, output
-    assert "SIGUSR2: the ranks are asked for a checkpoint" in output
+    assert "SIGUSR2: the ranks must stop, with a checkpoint" in output
     assert "stopped at step 8" in output and "1 of 20" in output
     assert (run / "job/requeues").read_text() == "7 step 8\n"
     if site != "lsf":
@@ -285,7 +285,7 @@ def test_a_job_is_requeued_only_if_it_was_warned_and_got_on(
     standins: Standins, tmp_path: Path, does: str, number: int, state: str, status: int, said: str
 ) -> None:
     script, run = prepared(standins, "srun", tmp_path / "run")
-    ended, output = _stopped(standins, script, number, does=does, state=state)
+    ended, output = stopped(standins, script, number, does=does, state=state)
     assert ended == status and said in output
     assert bool(standins.calls("scontrol")) == (status == 85)
     assert (run / "job/requeues").exists() == (number == signal.SIGUSR2 and "without a step" not in does)
@@ -295,18 +295,18 @@ def test_a_job_that_scored_videos_is_requeued_as_one_that_made_steps(standins: S
     """Twice: the second one finds scores of the first."""
     script, _ = prepared(standins, "srun", tmp_path / "run")
     for does, status in (("stop in the evaluation", 85),) * 2 + (("stop without a step", 1),):
-        assert _stopped(standins, script, does=does)[0] == status
+        assert stopped(standins, script, does=does)[0] == status
 
 
 def test_a_job_that_lacks_its_report_alone_is_requeued(standins: Standins, tmp_path: Path) -> None:
     script, run = prepared(standins, "srun", tmp_path / "run")
     (run / "eval.json").write_text("{}")
-    assert _stopped(standins, script, does="stop without a step")[0] == 85
+    assert stopped(standins, script, does="stop without a step")[0] == 85
 
 
 def test_a_signal_after_the_result_is_there_requeues_nothing(standins: Standins, tmp_path: Path) -> None:
     script, run = prepared(standins, "srun", tmp_path / "run")
-    status, output = _stopped(standins, script, does="stop after the result")
+    status, output = stopped(standins, script, does="stop after the result")
     assert (status, (run / "job/requeues").exists()) == (0, False) and f"job 7: done, {run}\n" in output
 
 
@@ -324,7 +324,7 @@ def test_preemptions_are_counted_apart_from_requeues(standins: Standins, tmp_pat
         (10, 1, "after 10 preemptions, no more are allowed"),
     ):
         (run / "job/preemptions").write_text("7 step 1\n" * former)
-        status, output = _stopped(standins, script, number)
+        status, output = stopped(standins, script, number)
         assert status == ended and said in output
         assert len((run / "job/preemptions").read_text().splitlines()) == former + (ended == 85)
     assert not (run / "job/requeues").exists()
@@ -343,13 +343,13 @@ def test_a_job_that_slurm_starts_again_says_so(
     """Without a grace time, Slurm counts the restart before it ends the job; later versions set both."""
     script, _ = prepared(standins, "srun", tmp_path / "run")
     (standins.folder / "record").write_text(f"JobId=7 Restarts={restarts} PreemptTime={preempted}\n")
-    status, output = _stopped(standins, script, signal.SIGTERM)
+    status, output = stopped(standins, script, signal.SIGTERM)
     assert status == 143 and output.endswith(f"at step 8; {said}\n")
 
 
 def test_requeues_are_bounded(standins: Standins, tmp_path: Path) -> None:
     script, run = prepared(standins, "lsf", tmp_path / "run", max_requeues=2)
-    ends = [_stopped(standins, script) for _ in range(3)]
+    ends = [stopped(standins, script) for _ in range(3)]
     assert [status for status, _ in ends] == [85, 85, 1]
     assert (run / "job/requeues").read_text().splitlines() == ["7 step 8", "7 step 9"]
     assert ends[2][1].endswith(
@@ -363,7 +363,7 @@ def test_a_requeue_that_ends_the_jobs_processes_counts(standins: Standins, tmp_p
         '#!/bin/sh\n[ "$1" != show ] || exec echo n1 n2\n[ "$1" = requeue ] || exit 0\nkill -TERM $$ $PPID\nsleep 0.1\n'
     )
     script, run = prepared(standins, "srun", tmp_path / "run")
-    status, output = _stopped(standins, script)
+    status, output = stopped(standins, script)
     assert status == 85 and output.endswith("stopped at step 8; requeued, 1 of 20 requeues\n"), output
     assert (run / "job/requeues").read_text() == "7 step 8\n"
 
@@ -373,7 +373,7 @@ def test_a_requeue_that_slurm_refuses_is_said(
 ) -> None:
     script, _ = prepared(standins, "srun", tmp_path / "run")
     monkeypatch.setenv("STANDIN_REFUSES", "Requested operation is presently disabled")
-    status, output = _stopped(standins, script)
+    status, output = stopped(standins, script)
     why = "scontrol refused (exit status 97): Requested operation is presently disabled"
     assert status == 1 and output.endswith(f"not requeued: {why}; submit it again to continue\n")
     assert len(standins.calls("scontrol")) == 1  # though squeue did not answer
@@ -382,11 +382,11 @@ def test_a_requeue_that_slurm_refuses_is_said(
 def test_only_the_last_job_of_a_chain_requeues_itself(standins: Standins, tmp_path: Path) -> None:
     script, run = prepared(standins, "lsf", tmp_path / "run")
     (run / "job/last_job").write_text("8\n")
-    status, output = _stopped(standins, script)
+    status, output = stopped(standins, script)
     assert (status, (run / "job/requeues").exists()) == (0, False)
     assert "stopped at step 8; the next job of the chain goes on" in output
     (run / "job/last_job").write_text("7\n")
-    assert _stopped(standins, script)[0] == 85
+    assert stopped(standins, script)[0] == 85
 
 
 @pytest.mark.parametrize("site", ["summit", "srun"])
@@ -411,7 +411,7 @@ def test_a_job_that_is_warned_hands_over_to_a_new_one(standins: Standins, tmp_pa
     own, new = ("f7", "fA101") if site == "flux" else ("7", "101.pbs")
     (run / "job/submitted.jsonl").write_text(f'{{"id": "6"}}\n{{"id": "{own}", "nodes": 2}}\n')
     (run / "job/last_job").write_text(f"{own}\n")
-    status, output = _stopped(standins, script)
+    status, output = stopped(standins, script)
     assert status == 85 and output.endswith(f"job {new} continues\n"), output
     (job,) = standins.jobs()
     assert job["script"] == script and f"afterany:{own}" in " ".join(job["options"].values())
@@ -419,7 +419,7 @@ def test_a_job_that_is_warned_hands_over_to_a_new_one(standins: Standins, tmp_pa
     assert (run / "job/last_job").read_text() == f"{new}\n"
     # What the new job is called decides that it goes on after itself, or says that it may not.
     (run / "job/last_job").write_text(f"{own}\n")
-    status, output = _stopped(standins, script)
+    status, output = stopped(standins, script)
     assert status == 1 and "after 1 requeues, no more are allowed" in output and len(standins.jobs()) == 1
 
 
@@ -429,7 +429,7 @@ def test_a_new_job_that_is_refused_is_said(
 ) -> None:
     script, run = prepared(standins, site, tmp_path / "run")
     monkeypatch.setenv("STANDIN_REFUSES", "qsub: would exceed queue's limit")
-    status, output = _stopped(standins, script)
+    status, output = stopped(standins, script)
     assert status == 1
     assert output.endswith(" refused (exit status 97): qsub: would exceed queue's limit; submit it again to continue\n")
     assert not (run / "job/requeues").read_text()
@@ -439,7 +439,7 @@ def test_a_pbs_job_warns_itself_before_its_walltime(standins: Standins, tmp_path
     script, _ = prepared(standins, "hydra", tmp_path / "run", keys=("warning_seconds=3597",))
     status, output = run_to_end(standins, script, TRAINER="stop")
     assert status in (1, 85)  # 1: on a busy machine, before the ranks could hear it
-    assert "job 7: SIGUSR2: the ranks are asked for a checkpoint" in output
+    assert "job 7: SIGUSR2: the ranks must stop, with a checkpoint" in output
 
 
 def test_a_script_that_is_started_by_hand_says_so(standins: Standins, tmp_path: Path) -> None:

@@ -59,4 +59,4 @@ def test_results_are_printed_in_one_place() -> None:
         if any(map(_prints, calls)):
             found.add(str(path.relative_to(PACKAGE)))
     # The job keeper runs without the package; a probe is a process whose line the doctor reads.
-    assert found == {"core/result.py", "cluster/keeper.py", "cluster/running_job.py", "cluster/probe.py"}
+    assert found == {"core/result.py", "cluster/keeper.py", "cluster/probe.py"}

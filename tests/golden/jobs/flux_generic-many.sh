@@ -27,7 +27,8 @@ export SUMMIT_TRAIN_COMM=torch # comm: torch in the site profile
 # -o exit-on-error: one rank that dies ends all of them
 # -o cpu-affinity: each rank and its loader workers have an equal share of the cores
 # -o gpu-affinity: every rank sees all GPUs of its node, and its local rank picks one
-# The job keeper fills in what stands in braces, and starts the launcher again when ranks or nodes fail.
+# The job keeper takes the place of this script: no line behind `exec` is run. For each start, after ranks or nodes have
+# failed too, it fills in what is in braces.
 # shellcheck disable=SC1083 # these braces
 exec "$python" -m summit_train.cluster.keeper "$run" "$job_id" -- \
     flux run --requires=host:{hosts} --nodes={nodes} --exclusive --ntasks={ranks} \

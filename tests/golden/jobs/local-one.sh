@@ -10,7 +10,8 @@ export PATH="${python%/*}:$PATH" # the environment's own mpirun, where set-up in
 export OMP_NUM_THREADS=1 # the ranks and their workers share the cores
 
 # --ranks: by mpirun where Horovod joins them, else one process each
-# The job keeper fills in what stands in braces, and starts the launcher again when ranks or nodes fail.
+# The job keeper takes the place of this script: no line behind `exec` is run. For each start, after ranks or nodes have
+# failed too, it fills in what is in braces.
 # shellcheck disable=SC1083 # these braces
 exec "$python" -m summit_train.cluster.keeper "$run" "$job_id" -- \
     "$python" -m summit_train train "$run/job/spec.yaml" --ranks 2

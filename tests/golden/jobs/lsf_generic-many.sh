@@ -31,7 +31,8 @@ export NCCL_DEBUG=WARN # an error of NCCL says where it happened
 
 # --map-by, --bind-to: a rank and its loader workers share 8 cores
 # -x: variables for the ranks of other nodes
-# The job keeper fills in what stands in braces, and starts the launcher again when ranks or nodes fail.
+# The job keeper takes the place of this script: no line behind `exec` is run. For each start, after ranks or nodes have
+# failed too, it fills in what is in braces.
 # shellcheck disable=SC1083 # these braces
 exec "$python" -m summit_train.cluster.keeper "$run" "$job_id" -- \
     mpirun -np {ranks} --hostfile "$LSB_DJOB_HOSTFILE" --map-by ppr:4:node:PE=8 --bind-to core \

@@ -25,7 +25,8 @@ export SUMMIT_TRAIN_COMM=torch # comm: torch in the site profile
 
 # mpiexec of MPICH or Intel MPI
 # -bind-to: a rank and its loader workers share 8 cores
-# The job keeper fills in what stands in braces, and starts the launcher again when ranks or nodes fail.
+# The job keeper takes the place of this script: no line behind `exec` is run. For each start, after ranks or nodes have
+# failed too, it fills in what is in braces.
 # shellcheck disable=SC1083 # these braces
 exec "$python" -m summit_train.cluster.keeper "$run" "$job_id" -- \
     mpiexec -f {hostfile} -n {ranks} -ppn 4 -bind-to core:8 -- \

@@ -32,7 +32,8 @@ export SRUN_CPUS_PER_TASK=8 # since Slurm 22.05 srun does not take this from sba
 # --kill-on-bad-exit: one task that dies ends all of them
 # --cpu-bind: each rank and its loader workers have 8 cores to themselves
 # --mpi=pmix: how srun and MPI find each other; both have to be built with PMIx
-# The job keeper fills in what stands in braces, and starts the launcher again when ranks or nodes fail.
+# The job keeper takes the place of this script: no line behind `exec` is run. For each start, after ranks or nodes have
+# failed too, it fills in what is in braces.
 # shellcheck disable=SC1083 # these braces
 exec "$python" -m summit_train.cluster.keeper "$run" "$job_id" -- \
     srun --nodes={nodes} --nodelist={hosts} --ntasks={ranks} --ntasks-per-node=4 --kill-on-bad-exit=1 --cpu-bind=cores --mpi=pmix -- \

@@ -34,7 +34,8 @@ export NCCL_DEBUG=WARN # an error of NCCL says where it happened
 # -g, -a, -c: GPUs, ranks and cores of a set
 # -b: cores of a rank and its loader workers
 # --smpiargs=-gpu: MPI may be handed GPU memory
-# The job keeper fills in what stands in braces, and starts the launcher again when ranks or nodes fail.
+# The job keeper takes the place of this script: no line behind `exec` is run. For each start, after ranks or nodes have
+# failed too, it fills in what is in braces.
 # shellcheck disable=SC1083 # these braces
 exec "$python" -m summit_train.cluster.keeper "$run" "$job_id" -- \
     jsrun -n {nodes} -r 1 -g 6 -a 6 -c 42 -b packed:7 --smpiargs=-gpu -- \
