@@ -68,8 +68,10 @@ def test_the_template_on_the_page_makes_a_script(tmp_path: Path) -> None:
     job = Job("t", (tmp_path / "runs/t",), 2, 60)
     script = render(load_site(tmp_path / "site.yaml"), job)
     assert script.startswith("#!/bin/bash\n#SBATCH --job-name=t\n") and "\nexport OMP_NUM_THREADS=1 # " in script
-    end = '--network=single_node_vni --mpi=pmix -- \\\n    "$python" -m summit_train train "$run/job/spec.yaml"\n'
-    assert script.endswith(end)
+    shipped = (ROOT / "jobs/slurm_srun.sh.j2").read_text()
+    assert template.replace(" --network=single_node_vni", "") == shipped != template
+    assert "srun --nodes={nodes} --nodelist={hosts} --ntasks={ranks} --network=single_node_vni " in script
+    assert script.endswith(' --mpi=pmix -- \\\n    "$python" -m summit_train train "$run/job/spec.yaml"\n')
     (tmp_path / "ours.sh.j2").write_text("{{ nobody }}")
     with pytest.raises(UserError, match=r"ours_by_srun: template: .*/ours.sh.j2: 'nobody' is undefined"):
         render(load_site(tmp_path / "site.yaml"), job)
