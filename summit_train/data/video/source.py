@@ -233,7 +233,9 @@ def load_video(path: str, sha256: bytes | None) -> Encoded:
     video = Encoded(path, state=Encoded(path).check())
     with naming_file(path):
         if os.path.getsize(path) <= MAX_HELD_BYTES:
-            video = Encoded(path, read_file(path))
+            content = read_file(path)
+            video.check()
+            video = Encoded(path, content)
         if sha256 is not None:
             video.check_sha256(sha256)
     return video
