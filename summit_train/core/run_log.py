@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar, get_type_hints
 
 from summit_train.core.files import regular
-from summit_train.core.text import from_json
+from summit_train.core.text import from_json, without_nan
 
 METRICS_FILE = "metrics.jsonl"
 
@@ -258,8 +258,7 @@ def line_of(record: Record) -> bytes:
             line |= value
         elif not (each.metadata.get("is_sparse") and value == each.default):
             line[_key(each)] = int(value) if isinstance(value, bool) else value
-    broken = [key for key, value in line.items() if isinstance(value, float) and not math.isfinite(value)]
-    return json.dumps(line | dict.fromkeys(broken)).encode() + b"\n"
+    return json.dumps(without_nan(line)).encode() + b"\n"
 
 
 def _key(each: Any) -> str:
@@ -282,6 +281,10 @@ def _real(value: object) -> float:
     return float(value)
 
 
+def _real_or_nan(value: object) -> float:
+    return math.nan if value is None else _real(value)
+
+
 def _flag(value: object) -> bool:
     if value not in (0, 1):
         raise ValueError(f"must be true or false, got {value!r:.60}")
@@ -302,14 +305,10 @@ _list = _must_be(list, "a list")
 _object = _must_be(dict, "an object")
 
 
-def _moment(value: object) -> float | str:
-    return value if isinstance(value, str) else _real(value)
-
-
 def _of_ranks(value: object) -> tuple[float, ...]:
     if not value:
         raise ValueError("must have a number for each rank")
-    return tuple(map(_real, _list(value)))
+    return tuple(map(_real_or_nan, _list(value)))
 
 
 _READERS: Mapping[object, Callable[[object], Any]] = {
@@ -320,11 +319,11 @@ _READERS: Mapping[object, Callable[[object], Any]] = {
     bool: _flag,
     str: _text,
     str | None: _text,
-    float | str | None: _moment,
+    float | str | None: lambda value: value if isinstance(value, str) else _real(value),
     tuple[str, ...]: lambda value: tuple(map(_text, _list(value))),
     tuple[float, ...]: _of_ranks,
     tuple[float | None, ...]: lambda value: tuple(map(number, _list(value))),
-    Mapping[str, float]: lambda value: {name: _real(ratio) for name, ratio in _object(value).items()},
+    Mapping[str, float]: lambda value: {name: _real_or_nan(ratio) for name, ratio in _object(value).items()},
 }
 
 

@@ -122,3 +122,12 @@ def csv_text(rows: Iterable[Iterable[object]], *, exact: bool = False) -> str:
 def printable(text: str) -> str:
     """Return one line of text as a terminal takes it: what it would obey, or not show, is escaped as in Python."""
     return _UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def without_nan(value: Any) -> Any:
+    """Return what is to become JSON with null for each number that is not finite, also within objects and lists."""
+    if isinstance(value, Mapping):
+        return {key: without_nan(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return list(map(without_nan, value))
+    return None if isinstance(value, float) and not math.isfinite(value) else value

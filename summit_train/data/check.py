@@ -27,6 +27,7 @@ from summit_train.data.video.source import NO_HURRY, DecodeError, VideoInfo, loa
 from summit_train.data.video.stream import probe
 
 _AHEAD = 16  # answers of each worker that may wait for that of a long video
+_JOURNAL_FORMAT = 1  # another number where the facts, or how they are found, are others
 _FILMS = Films()  # those of this process: it notes once that indexes cannot be kept
 
 Found = VideoInfo | DecodeError
@@ -94,7 +95,7 @@ def _examined(
 class Journal:
     """The findings for files below `root`: a folder in which each rank appends to its own file, a JSON object a line.
 
-    A line counts only while the file has the size and the modification time that it names.
+    A line counts only while the file has the size and the modification time that it names, and in this format.
     """
 
     folder: Path
@@ -108,6 +109,8 @@ class Journal:
                     record = from_json(line)
                 except ValueError:  # the process was killed while it wrote this line
                     continue
+                if not isinstance(record, dict) or record.get("format") != _JOURNAL_FORMAT:
+                    continue
                 path = record["path"]
                 if path in asked and record["state"] == self._state(path):
                     error = record.get("error")
@@ -118,7 +121,7 @@ class Journal:
 
     def add(self, rank: int, path: str, found: Found) -> None:
         what = {"error": found.reason} if isinstance(found, DecodeError) else {"facts": asdict(found)}
-        record = {"path": path, "state": self._state(path)} | what
+        record = {"format": _JOURNAL_FORMAT, "path": path, "state": self._state(path)} | what
         self.folder.mkdir(parents=True, exist_ok=True)
         journal = self.folder / f"{rank:06}.jsonl"
         with naming(journal), open(journal, "ab") as file:

@@ -185,6 +185,24 @@ def test_values_that_are_no_numbers_are_unknown(tmp_path: Path) -> None:
     assert (validation.classes, validation.videos) == ((None, 1), 2) and log.seconds == 0
 
 
+def test_a_line_has_no_nan_at_any_depth(tmp_path: Path) -> None:
+    records = [
+        TrustRatioRecord(step=1, ratios={"a": math.nan, "b": 2.0}),
+        RankTimesRecord(step=1, compute_s=(math.inf, 1.0), data_wait_s=(0.5, -math.inf)),
+        EvalRecord(epoch=1, step=1, measures={"top1": math.nan}, classes=(math.nan, 50.0)),
+    ]
+    lines = [json.loads(line_of(record), parse_constant=pytest.fail) for record in records]
+    assert lines[0]["ratios"] == {"a": None, "b": 2.0}
+    assert (lines[1]["compute_s"], lines[1]["data_wait_s"]) == ([None, 1.0], [0.5, None])
+    assert (lines[2]["top1"], lines[2]["classes"]) == (None, [None, 50.0])
+    log = read(tmp_path, *lines)
+    assert log.problems == []
+    ratios, times = log.trust_ratios[0].ratios, log.rank_times[0]
+    assert math.isnan(ratios["a"]) and ratios["b"] == 2.0
+    assert math.isnan(times.compute_s[0]) and times.compute_s[1] == 1.0 and math.isnan(times.data_wait_s[1])
+    assert log.evals[0].classes == (None, 50.0)
+
+
 def test_a_repeated_step_keeps_its_last_record(tmp_path: Path) -> None:
     log = read(tmp_path, step(1), step(2), step(1, loss=123.0))
     assert [(one.step, one.loss == 123.0) for one in log.steps] == [(1, True), (2, False)] and log.last_step == 2

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import csv
 import hashlib
+import json
 import os
 import time
 from collections import Counter
@@ -109,6 +110,20 @@ def test_a_journal_knows_what_two_ranks_found_in_files_that_did_not_change(
     known = {"a.mp4": str(FACTS), BAD: str(DecodeError(BAD, "is damaged"))}
     assert found == {path: known[path] for path in left} | {"c.mp4": str(FACTS)}
     assert list(journal.read(["c.mp4"])) == ["c.mp4"]
+
+
+def test_a_line_of_another_journals_format_counts_as_not_there(tmp_path: Path) -> None:
+    (tmp_path / "a.mp4").write_text("x")
+    journal = Journal(tmp_path / ".journal", str(tmp_path))
+    journal.add(0, "a.mp4", FACTS)
+    part = tmp_path / ".journal" / "000000.jsonl"
+    record = json.loads(part.read_bytes())
+    without = {key: value for key, value in record.items() if key != "format"}
+    for other in (without, record | {"format": record["format"] + 1, "facts": {"unknown": 1}}, {"format": 0}, [1], 5):
+        part.write_text(json.dumps(other))
+        assert journal.read(["a.mp4"]) == {}, other
+    part.write_text(json.dumps(record))
+    assert journal.read(["a.mp4"]) == {"a.mp4": FACTS}
 
 
 def test_a_journal_forgets_a_folder_in_which_a_picture_changed(tmp_path: Path) -> None:

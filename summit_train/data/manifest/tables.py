@@ -365,7 +365,7 @@ def _parse_table(
         line = lines[cells["path"].index("")]
         raise UserError(f"{source}:{line}: path must name a video or a folder of pictures, got an empty cell")
     labels_of = cache(partial(_labels, numbers))
-    more = ((clip, text) for clip, text in enumerate(cells["label"]) if ";" in text)
+    more = ((clip, label) for clip, text in enumerate(cells["label"]) if ";" in text for label in labels_of(text)[1:])
     values = {
         name: _parsed(source, table, name, partial(column.value, name), column.dtype)
         for name, column in OPTIONAL_COLUMNS.items()
@@ -375,15 +375,15 @@ def _parse_table(
         "paths": np.frombuffer(paths, np.uint8),
         "lengths": np.fromiter(map(len, each), np.int64, len(each)),
         "labels": _parsed(source, table, "label", lambda text: (*labels_of(text), -1)[0], np.int32),
-        "more_labels": np.array(
-            [(clip, label) for clip, text in more for label in labels_of(text)[1:]], DTYPES["more_labels"]
-        ),
+        "more_labels": np.array(list(more), DTYPES["more_labels"]),
         "frame_counts": values["num_frames"],
         "reversed_flags": values["reversed"],
         "lines": np.array(lines, np.int32),
         "digests": values["sha256"] if "sha256" in cells else np.zeros(0, "V32"),
         "spans": _spans(source, lines, values) if has_spans else np.zeros(0, DTYPES["spans"]),
-        "groups": _parsed(source, table, "group", lambda name: groups.setdefault(name, len(groups) - 1), np.int32),
+        "groups": _parsed(
+            source, table, "group", lambda name: groups.setdefault(name.strip(), len(groups) - 1), np.int32
+        ),
     }
 
 

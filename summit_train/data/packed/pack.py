@@ -248,7 +248,8 @@ def finish(job: PackJob) -> packed.Pack:
         source,
         frame_counts=np.concatenate(list(_saved(job, "frame_counts"))),  # as packing counted them
         lines=np.zeros(len(source), np.int32),
-        digests=np.zeros(0, DTYPES["digests"]),
+        # Reading jumps to key frames in the files that `data index` has checked.
+        digests=source.digests if job.packing.kind == "bytes" else np.zeros(0, DTYPES["digests"]),
         pixels=job.packing.pixels,
     )
     fingerprint = write_packed_manifest(job.folder, manifest)

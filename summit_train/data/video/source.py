@@ -200,8 +200,10 @@ class Encoded:
         return reduce(lambda checksum, piece: zlib.crc32(piece, checksum), self.pieces(), before)
 
     def sha256(self) -> str:
-        """Return the digest of the bytes in hexadecimal digits. Raises OSError."""
-        return file_sha256(self.name) if self.content is None else hashlib.sha256(self.content).hexdigest()
+        """Return the digest of the bytes in hexadecimal digits. Raises OSError, and DecodeError as `check` does."""
+        digest = file_sha256(self.name) if self.content is None else hashlib.sha256(self.content).hexdigest()
+        self.check()
+        return digest
 
     def check_sha256(self, sha256: bytes) -> None:
         """Raise DecodeError if the bytes have another digest, and OSError."""
@@ -233,7 +235,9 @@ def load_video(path: str, sha256: bytes | None) -> Encoded:
     video = Encoded(path, state=Encoded(path).check())
     with naming_file(path):
         if os.path.getsize(path) <= MAX_HELD_BYTES:
-            video = Encoded(path, read_file(path))
+            content = read_file(path)
+            video.check()
+            video = Encoded(path, content)
         if sha256 is not None:
             video.check_sha256(sha256)
     return video

@@ -75,6 +75,12 @@ def test_other_forms_of_lists(tmp_path: Path, text: str, clips: list[tuple[str, 
     assert [(*clip, manifest.num_frames(index)) for index, clip in enumerate(_clips(manifest))] == clips
 
 
+def test_blanks_around_a_group_are_no_part_of_it(tmp_path: Path) -> None:
+    (tmp_path / "list.csv").write_text("path,label,group\na,0,daria\nb,0, daria\nc,0,daria \nd,0, \ne,0,\nf,0,da ria\n")
+    manifest = read_manifest(tmp_path / "list.csv")
+    assert [manifest.group(clip) for clip in range(6)] == ["daria", "daria", "daria", None, None, "da ria"]
+
+
 def test_cells_of_spans_are_read_and_empty_ones_are_the_videos_own(tmp_path: Path) -> None:
     for columns, rows, spans in (
         ("start_frame,end_frame", "a,0,3,9\na,1,,4\na,1,5,\na,0,,\na,0, 0 ,\n", [(3, 9), (0, 4), (5,), (), ()]),
@@ -269,7 +275,7 @@ _ROWS = st.builds(
         path=_TEXT,
         label=st.integers(0, 400),
         num_frames=st.none() | st.integers(1, 10**6),
-        group=st.none() | _TEXT,
+        group=st.none() | _TEXT.map(str.strip).filter(bool),
         reversed=st.booleans(),
     ),
     _SPANS,

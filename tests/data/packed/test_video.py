@@ -14,14 +14,15 @@ import numpy as np
 import pytest
 from av.video.frame import VideoFrame
 
+from summit_train.core.files import file_sha256
 from summit_train.data.manifest import ManifestRow
 from summit_train.data.packed.format import Packing
 from summit_train.data.packed.read import ShardStore
-from summit_train.data.video import films
+from summit_train.data.video import clips, films
 from summit_train.data.video.encode import write_video
 from summit_train.data.video.source import Encoded
 from summit_train.data.video.span import WHOLE, Span
-from tests.data.clips import CLIPS, needs_clips, probe
+from tests.data.clips import CLIPS, all_of, needs_clips, probe, stored_clip
 from tests.data.packed.conftest import all_frames, bad_clips, packed_store, stored
 
 NUM_FRAMES = 21
@@ -164,3 +165,20 @@ def test_a_frame_that_is_too_long_is_named(tmp_path: Path) -> None:
     write_video(tmp_path / "b.mp4", FRAMES)
     found = bad_clips(stored(tmp_path, [ManifestRow(f"{n}", 0) for n in ("a.mkv", "b.mp4")]), tmp_path / "out", VIDEO)
     assert found == ["a.mkv: a side of an MPEG-4 video must be at most 8,190 pixels, got 8200 x 160"]
+
+
+@pytest.mark.parametrize("is_indexed", [True, False])
+def test_a_file_that_was_checked_is_read_from_its_key_frames_in_a_set_of_bytes_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_indexed: bool
+) -> None:
+    frames = np.random.default_rng(3).integers(0, 256, (200, 3, 4, 3), np.uint8).repeat(16, 1).repeat(16, 2)
+    write_video(tmp_path / "a.mp4", frames, codec="mpeg4", b_frames=2, key_every=10)
+    digest = file_sha256(tmp_path / "a.mp4") if is_indexed else None
+    files = stored(tmp_path, [ManifestRow("a.mp4", 0, len(frames), sha256=digest)])
+    packed = packed_store(files, tmp_path / "out", Packing("bytes"))
+    every_frame = clips.every_frame
+    from_start = list[str]()
+    monkeypatch.setattr(clips, "every_frame", lambda *words: from_start.append("start") or every_frame(*words))
+    shown = [stored_clip(store, 0, lambda _: np.array([190]), all_of) for store in (packed, files)]
+    assert np.array_equal(*shown)
+    assert from_start == ([] if is_indexed else ["start"] * 2)
