@@ -144,6 +144,15 @@ def test_what_is_not_held_and_workers_give_the_same_set(
     assert not list(job.folder.rglob(".*.writing"))
 
 
+def test_the_last_clips_scratch_file_is_deleted_too(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(payload, "_MAX_HELD_BYTES", 0)
+    job = begin(stored(folder, [ManifestRow("0.mkv", 0)], "one.csv"), tmp_path / "out", Packing("jpeg"), 1, workers=0)
+    assert job is not None and list(pack_shards(job, [0], workers=0)) == [None]
+    assert not list(job.folder.rglob(".*.writing"))
+
+
 @pytest.mark.parametrize("kind", ["bytes", "jpeg"])
 def test_pictures_of_a_folder_are_kept_unchanged(folder: Path, tmp_path: Path, kind: str) -> None:
     store = stored(folder, _rows("p"), "pictures.csv")
