@@ -21,7 +21,7 @@ from summit_train.data.dataset import Dataset, open_datasets
 from summit_train.data.manifest import Manifest, read_manifest
 from summit_train.data.manifest.reading import PACK_FILE, check_classes, check_same_classes, read_rows
 from summit_train.data.manifest.split import parts_of
-from summit_train.data.manifest.tables import folder_table, is_video, skipped_text
+from summit_train.data.manifest.tables import class_folders, folder_table, is_video, skipped_text
 from summit_train.spec import spec_from_tree
 from summit_train.spec.source import SHIPPED, Tree, read_tree, to_yaml
 
@@ -99,7 +99,7 @@ def _skipped(found: _Found) -> list[str]:
     others = Counter[str]()
     for source in [found.manifest.source] if found.folds else [found.train, found.val]:
         if os.path.isdir(source) and not os.path.exists(os.path.join(source, PACK_FILE)):
-            folder_table(Path(source), others)
+            folder_table(Path(source), class_folders(Path(source)), others)
     return skipped_text(others)
 
 

@@ -20,7 +20,7 @@ import traceback
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain, islice
@@ -29,7 +29,7 @@ from typing import Any, Generic, TypeVar
 
 from summit_train.core.errors import RunFailed
 from summit_train.core.fork_server import fork_server
-from summit_train.core.machine import bound_memory, keep_freed_frames
+from summit_train.core.machine import bound_memory, keep_freed_frames, raise_open_files
 from summit_train.core.pages import FEWER, MOST_TEXT, Allocate, Page, new_bytes, sendable
 
 Result = TypeVar("Result")
@@ -87,15 +87,18 @@ class _Worker:
     def __init__(self, work: Page, sizes: list[int], modules: Sequence[str]) -> None:
         self.tasks = deque[_Task[Any]]()
         self.ending: int | str | None = None
-        self.pages = deque(Page() for _ in range(_PAGES))
-        self._notes = Page()
-        self.reading = self._notes.numbers(2)
         self._waited = (0, 0.0)  # a reading, and the seconds for which this process has waited for it
-        self.connection, theirs = Pipe()
-        self._server = fork_server(os.getpid())
-        files = [work.file, self._notes.file, *(page.file for page in self.pages)]
-        with theirs:
-            self._number = self._server.fork(modules, theirs.fileno(), *files)
+        with ExitStack() as opened:  # closes the files so far where the next cannot be opened
+            self.pages = deque(opened.enter_context(closing(Page())) for _ in range(_PAGES))
+            self._notes = opened.enter_context(closing(Page()))
+            self.reading = self._notes.numbers(2)
+            connection, theirs = Pipe()
+            self.connection = opened.enter_context(connection)
+            with theirs:
+                self._server = fork_server(os.getpid())
+                files = [work.file, self._notes.file, *(page.file for page in self.pages)]
+                self._number = self._server.fork(modules, theirs.fileno(), *files)
+            opened.pop_all()
         with suppress(ConnectionError):
             self.connection.send((sizes, os.getcwd(), sys.path))
 
@@ -172,6 +175,8 @@ class Workers(Iterator[Result]):
         ahead: int = READ_AHEAD,
         allocate: Allocate = new_bytes,
     ) -> None:
+        if num_workers:
+            raise_open_files()  # a large node's workers need more than is usual
         self._keys = iter(keys)
         self._limit = limit
         self._most_tasks = ahead * num_workers

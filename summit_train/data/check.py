@@ -170,7 +170,7 @@ def list_videos(source: Path, root: Path | None = None, region: str | None = Non
         return Listing(manifest, root or source.parent, rows, Counter())
     rows = [replace(row, path=manifest.clip(clip).path) for clip, row in enumerate(rows)]
     skipped = Counter[str]()
-    folder_table(source, skipped)
+    folder_table(source, manifest.class_names, skipped)
     return Listing(manifest, source, rows, skipped)
 
 

@@ -5,16 +5,20 @@ from __future__ import annotations
 import errno
 import gc
 import os
+import resource
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from summit_train.core import workers
 from summit_train.core.errors import RunFailed, UserError
 from summit_train.core.fork_server import fork_server
 from summit_train.core.pages import Page
@@ -157,6 +161,45 @@ def test_the_open_files_are_those_that_are_counted_and_all_are_closed() -> None:
         assert [next(results)[0] for _ in range(20)] == list(range(20))  # all pages are in use
         assert num_files() == before + 3 * OPEN_FILES + 2
     assert num_files() == before
+
+
+@pytest.fixture
+def few_files() -> Iterator[Callable[[int], int]]:
+    """Lets this process open so many files more than it has, and returns how many it has."""
+    usual = resource.getrlimit(resource.RLIMIT_NOFILE)
+
+    def limit(more: int) -> int:
+        gc.collect()
+        open_files = [int(name) for name in os.listdir("/proc/self/fd")]
+        # A limit is on the numbers: the free ones below the highest are to be taken, too.
+        free = (number for number in count() if number not in open_files)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (list(islice(free, more + 1))[-1], usual[1]))
+        return len(open_files)
+
+    yield limit
+    resource.setrlimit(resource.RLIMIT_NOFILE, usual)
+
+
+def test_workers_may_open_as_many_files_as_they_need(few_files: Callable[[int], int]) -> None:
+    with started(squares, range(3), 1) as results:  # also starts the fork server
+        assert len(list(results)) == 3
+    few_files(OPEN_FILES)
+    with started(squares, range(20), 3) as results:
+        assert [key for key, _ in results] == list(range(20))
+
+
+@pytest.mark.parametrize("more", range(1, 3 + 2 * OPEN_FILES, 2))
+def test_files_that_were_opened_are_closed_where_the_next_cannot_be(
+    few_files: Callable[[int], int], monkeypatch: pytest.MonkeyPatch, more: int
+) -> None:
+    with started(squares, range(3), 1) as results:
+        assert len(list(results)) == 3
+    monkeypatch.setattr(workers, "raise_open_files", lambda: None)
+    before = few_files(more)
+    with pytest.raises(OSError, match=os.strerror(errno.EMFILE)):
+        started(squares, range(20), 3)
+    few_files(100)
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 # What goes wrong.

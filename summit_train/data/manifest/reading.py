@@ -267,8 +267,9 @@ def _read(source: Path, region: str | None, *, keep: bool = False) -> tuple[Mani
     kept = list[Table]()
     if source.is_dir():
         folder = os.path.abspath(source)
-        classes: tuple[str, ...] | None = tables.class_folders(source)
-        columns = tables.parse_tables(source, [tables.folder_table(source, others)], classes, region)
+        classes: tuple[str, ...] | None
+        classes = names = tables.class_folders(source)
+        columns = tables.parse_tables(source, [tables.folder_table(source, names, others)], classes, region)
     else:
         folder = ""
         classes = read_classes(source.parent / CLASSES_FILE)

@@ -261,15 +261,15 @@ def class_folders(source: Path) -> tuple[str, ...]:
     return names
 
 
-def folder_table(source: Path, others: Counter[str]) -> Table:
+def folder_table(source: Path, classes: Sequence[str], others: Counter[str]) -> Table:
     """List the clips below each class folder, at any depth, sorted; their paths are relative to `source`.
 
-    others: of `clips_below`. Pictures that lie in a class folder itself are counted there too.
+    classes: the class folders. others: of `clips_below`; pictures that lie in a class folder itself count there, too.
     """
     others.update(_kind(entry.name) for entry in _entries(str(source)) if not entry.is_dir())
     paths = list[str]()
     labels = list[str]()
-    for label, name in enumerate(class_folders(source)):
+    for label, name in enumerate(classes):
         clips = clips_below(os.path.join(source, name), others, is_clip=False)
         paths += sorted(os.path.relpath(clip, source) for clip in clips)
         labels += [str(label)] * len(clips)
@@ -287,11 +287,11 @@ def clips_below(
     seen: the folders so far. Raises UserError for a folder that cannot be read, a link to nothing, and a folder that
     links lead to twice, as in a loop: its clips would count twice.
     """
+    entries = _entries(folder)
     status = os.stat(folder)
     seen = {} if seen is None else seen
     if (first := seen.setdefault((status.st_dev, status.st_ino), folder)) != folder:
         raise UserError(f"{folder}: leads to {first} once more, through a link; remove one of the two")
-    entries = _entries(folder)
     files = [entry.name for entry in entries if not entry.is_dir()]
     clips = [os.path.join(folder, name) for name in files if is_video(name)]
     for entry in entries:

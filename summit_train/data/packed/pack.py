@@ -237,8 +237,10 @@ def _samples(job: PackJob, clips: Iterable[int], workers: int) -> Generator[Pack
         ahead=READ_AHEAD,
     )
     for clip, sample in zip(clips, samples, strict=True):
-        yield sample
-        scratch_file(folder, clip).unlink(missing_ok=True)
+        try:
+            yield sample
+        finally:
+            scratch_file(folder, clip).unlink(missing_ok=True)
 
 
 def finish(job: PackJob) -> packed.Pack:

@@ -203,6 +203,7 @@ class _Content:
         quality = self._packing.quality
         # A second time after ChooseAgain.
         self.parts.clear()
+        self._num_held = 0
         self._renderer = None
         with naming_errors(self._path):
             pictures = map(self._render, frames)

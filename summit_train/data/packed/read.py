@@ -232,7 +232,9 @@ class ShardStore:
         except _DamagedError as error:
             self._give_up(entry, error)
             shared = self._shared_store
-            yield from shared._fetch(clip, shared._entry(clip), numbers)
+            whole = shared._entry(clip)
+            shared._check_pictures(whole, len(entry.pictures))
+            yield from shared._fetch(clip, whole, numbers)
             return
         for number in numbers:
             yield f"{entry.name}, picture {number}", pictures[number]

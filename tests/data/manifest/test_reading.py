@@ -145,6 +145,22 @@ def test_class_folders_hold_videos_and_folders_of_pictures(tmp_path: Path) -> No
     assert moved.clip(0) == manifest.clip(0) == Clip("run/deep/c.webm")
 
 
+def test_a_class_folder_that_vanishes_does_not_shift_the_labels_of_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _touch(tmp_path / "set", "jump/a.mp4", "run/b.mp4", "walk/c.mp4")
+    class_folders = tables.class_folders
+
+    def then_vanishes(source: Path) -> tuple[str, ...]:
+        names = class_folders(source)
+        (tmp_path / "set/jump").rename(tmp_path / "jump")
+        return names
+
+    monkeypatch.setattr(tables, "class_folders", then_vanishes)
+    with pytest.raises(UserError, match="set/jump: cannot be read: No such file or directory"):
+        read_manifest(tmp_path / "set")
+
+
 def test_videos_behind_links_are_clips(tmp_path: Path) -> None:
     _touch(tmp_path, "set/walk/1.mp4", "set/run/1.mp4", "disk/session/2.mp4", "disk/session/deeper/3.mp4")
     _touch(tmp_path, "elsewhere/4.mp4")

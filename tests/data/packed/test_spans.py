@@ -19,7 +19,7 @@ from summit_train.data.manifest import ManifestRow, read_manifest, write_manifes
 from summit_train.data.manifest.files import FileStore
 from summit_train.data.packed import pack as pack_module
 from summit_train.data.packed import payload
-from summit_train.data.packed.format import Packing
+from summit_train.data.packed.format import Packing, facts_of
 from summit_train.data.packed.pack import begin, missing_shards, pack_set, pack_shards
 from summit_train.data.packed.read import ShardStore
 from summit_train.data.video import clips, decode, films, source
@@ -141,6 +141,26 @@ def test_what_is_not_held_and_workers_give_the_same_set(
     assert any(held) and not all(held)
     job = begin(store, tmp_path / "begun", Packing(kind), SHARD_BYTES, workers=0)
     assert job is not None and set(pack_shards(job, missing_shards(job), workers=0)) == {None}
+    assert not list(job.folder.rglob(".*.writing"))
+
+
+def test_what_is_encoded_again_has_all_the_room_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(payload, "_MAX_HELD_BYTES", 1500)
+    frames = [VideoFrame.from_ndarray(np.zeros((16, 16, 3), np.uint8), "rgb24")]
+    facts = facts_of(stored(tmp_path, [ManifestRow("a.mkv", 0)], "again.csv").manifest, 0)
+    content = payload._Content("a.mkv", facts, Packing("jpeg"), tmp_path / "scratch")
+    for _ in range(4):
+        content._encode(frames)
+        assert [part.content is not None for part in content.parts] == [True]
+        assert 1500 / 4 < content.parts[0].num_bytes <= 1500
+
+
+def test_the_last_clips_scratch_file_is_deleted_too(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(payload, "_MAX_HELD_BYTES", 0)
+    job = begin(stored(folder, [ManifestRow("0.mkv", 0)], "one.csv"), tmp_path / "out", Packing("jpeg"), 1, workers=0)
+    assert job is not None and list(pack_shards(job, [0], workers=0)) == [None]
     assert not list(job.folder.rglob(".*.writing"))
 
 

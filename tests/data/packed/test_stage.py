@@ -146,6 +146,18 @@ def test_a_damaged_shard_is_reported_once_and_read_from_the_shared_set(
         all_frames(_store(packed, dest), first)
 
 
+def test_where_the_shared_sets_index_is_damaged_too_that_is_named(pack_set: PackSet, dest: Path) -> None:
+    packed = pack_set(kind="jpeg")
+    _stage(packed, dest)
+    rows = np.load(packed / "index" / "pictures.npy")
+    np.save(packed / "index" / "pictures.npy", rows[:-3])
+    shard = sorted(staged_folder(dest, packed).glob("*.tar"))[-1]
+    shard.write_bytes(bytes(shard.stat().st_size))
+    last = len(read_manifest(packed)) - 1
+    with pytest.raises(DecodeError, match=r"packed/0000\d\d\.tar:.* is not what was packed"):
+        all_frames(_store(packed, dest), last)
+
+
 @pytest.mark.parametrize("kind", ["bytes", "jpeg"])
 def test_a_flip_in_the_copys_index_is_reported_and_the_shared_set_is_read(
     pack_set: PackSet, dest: Path, caplog: pytest.LogCaptureFixture, kind: str
