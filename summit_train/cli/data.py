@@ -149,7 +149,7 @@ def _indexed(listing: check.Listing, found: Findings) -> tuple[list[ManifestRow]
     what = "clips" if any(row.span != WHOLE for row in rows) else "videos"
     text: Text = [TextTable(table, left=2)] if table else []
     text.append(f"{len(rows):,} {what}, {counted(frames, 'frame')}, {len(names)} classes")
-    text += skipped_text(listing.skipped)
+    text += skipped_text(listing.manifest.skipped)
     copies = [f"{path} = {first}" for path, first in check.copies(rows)]
     return rows, left_out, [*text, *_first_lines("the same bytes as another", copies), *_remarks(found)]
 

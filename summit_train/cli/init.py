@@ -21,7 +21,7 @@ from summit_train.data.dataset import Dataset, open_datasets
 from summit_train.data.manifest import Manifest, read_manifest
 from summit_train.data.manifest.reading import PACK_FILE, check_classes, check_same_classes, read_rows
 from summit_train.data.manifest.split import parts_of
-from summit_train.data.manifest.tables import class_folders, folder_table, is_video, skipped_text
+from summit_train.data.manifest.tables import is_video, skipped_text
 from summit_train.spec import spec_from_tree
 from summit_train.spec.source import SHIPPED, Tree, read_tree, to_yaml
 
@@ -40,12 +40,17 @@ _COMMENT = """\
 
 
 class _Found(NamedTuple):
-    """What a folder holds. clips: of data.train. folds: those of `data split`, which has yet to write both lists."""
+    """What a folder holds.
+
+    clips: of data.train. skipped: the files in class folders that are no clips. folds: those of `data split`, which has
+    yet to write both lists.
+    """
 
     manifest: Manifest
     train: str
     val: str
     clips: int
+    skipped: Counter[str]
     folds: int = 0
 
 
@@ -90,17 +95,8 @@ def run(args: argparse.Namespace) -> Result:
     if found.folds:
         commands = [["data", "split", source, folds, "--folds", str(found.folds)], plan, train]
     what = f"{source}: {counted(len(found.manifest), 'clip')} of {len(found.manifest.class_names)} classes"
-    text = [what, *_skipped(found), f"wrote {out}; next:"]
+    text = [what, *skipped_text(found.skipped), f"wrote {out}; next:"]
     return Result([*text, *(f"  summit-train {shlex.join(words)}" for words in commands)])
-
-
-def _skipped(found: _Found) -> list[str]:
-    """Return a line about the files in class folders that are no clips, or nothing."""
-    others = Counter[str]()
-    for source in [found.manifest.source] if found.folds else [found.train, found.val]:
-        if os.path.isdir(source) and not os.path.exists(os.path.join(source, PACK_FILE)):
-            folder_table(Path(source), class_folders(Path(source)), others)
-    return skipped_text(others)
 
 
 def _no_option(path: str) -> str:
@@ -116,10 +112,11 @@ def _found(folder: str, folds_folder: str) -> _Found:
     for pair in _SETS:
         train, val = (os.path.join(folder, name) for name in pair)
         if os.path.exists(train) and os.path.exists(val):
-            manifest = _read(folder, train)
+            manifest = read_manifest(train)
+            _check_clips(folder, manifest)
             other = read_manifest(val)
             check_same_classes(val, other.classes, train, manifest.classes)
-            return _Found(manifest, train, val, len(manifest))
+            return _Found(manifest, train, val, len(manifest), manifest.skipped + other.skipped)
     names = sorted(os.listdir(folder))
     wrong = ""
     lists = [name for name in names if name.endswith(".csv") and not name.endswith(".left_out.csv")]
@@ -136,9 +133,9 @@ def _found(folder: str, folds_folder: str) -> _Found:
         wrong = "has videos outside class folders; move those of each class into a folder of its own, or list them"
     if wrong:
         raise UserError(f"{folder}: {wrong}")
-    manifest = _read(folder, os.path.join(folder, *lists))
+    manifest, rows = read_rows(os.path.join(folder, *lists))
+    _check_clips(folder, manifest)
     check_classes(manifest.source, manifest.classes or ())  # `data split` writes them
-    manifest, rows = read_rows(manifest.source)
     wrong = ""
     for folds in (5, 4, 3, 2):
         try:
@@ -148,14 +145,14 @@ def _found(folder: str, folds_folder: str) -> _Found:
             continue
         clips = len(parts) - parts.count(0)
         fold = f"{folds_folder}/fold1"
-        return _Found(manifest, f"{fold}/train.csv", f"{fold}/val.csv", clips, folds)
+        return _Found(manifest, f"{fold}/train.csv", f"{fold}/val.csv", clips, manifest.skipped, folds)
     right = "each class needs at least two clips, in at least two groups of the list's column group"
     raise UserError(f"{manifest.source}: cannot be split into training and validation clips; {right}: {wrong}")
 
 
-def _read(folder: str, source: str) -> Manifest:
-    """Read a list or class folders. Raises UserError for less than two classes, and for videos that are not there."""
-    manifest = read_manifest(source)
+def _check_clips(folder: str, manifest: Manifest) -> None:
+    """Raise UserError for less than two classes, and for videos that are not there."""
+    source = manifest.source
     names = manifest.class_names
     first = manifest.path(0)
     if len(names) < 2:
@@ -166,7 +163,6 @@ def _read(folder: str, source: str) -> Manifest:
         raise UserError(f"{source}/{names[empty[0]]}: holds no video; move this folder out of {source}")
     if not manifest.is_packed and not os.path.exists(os.path.join(folder, first)):
         raise UserError(f"{manifest.place(0)}: {first} is not in {folder}; move the list to where its paths start")
-    return manifest
 
 
 def _values(folder: str, found: _Found) -> dict[str, Any]:

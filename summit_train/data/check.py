@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -20,7 +19,7 @@ from summit_train.core.text import counted, from_json
 from summit_train.core.workers import Reading, ReadLimit, Workers
 from summit_train.data.manifest import Manifest, ManifestRow
 from summit_train.data.manifest.reading import read_rows
-from summit_train.data.manifest.tables import folder_table, is_video
+from summit_train.data.manifest.tables import is_video
 from summit_train.data.video.films import Films, is_film
 from summit_train.data.video.pictures import holds_pictures, probe_folder
 from summit_train.data.video.source import NO_HURRY, DecodeError, VideoInfo, load_video
@@ -144,15 +143,11 @@ class Journal:
 
 @dataclass(frozen=True)
 class Listing:
-    """The clips of `manifest`, with all of its columns and paths relative to `root`.
-
-    skipped: the number of other files by extension.
-    """
+    """The clips of `manifest`, with all of its columns and paths relative to `root`."""
 
     manifest: Manifest
     root: Path
     rows: list[ManifestRow]
-    skipped: Counter[str]
 
 
 def list_videos(source: Path, root: Path | None = None, region: str | None = None) -> Listing:
@@ -167,11 +162,9 @@ def list_videos(source: Path, root: Path | None = None, region: str | None = Non
             raise UserError(f"{source / name}: each video must be in the folder of its class; move it into one")
     manifest, rows = read_rows(source, region)
     if not is_folder:
-        return Listing(manifest, root or source.parent, rows, Counter())
+        return Listing(manifest, root or source.parent, rows)
     rows = [replace(row, path=manifest.clip(clip).path) for clip, row in enumerate(rows)]
-    skipped = Counter[str]()
-    folder_table(source, manifest.class_names, skipped)
-    return Listing(manifest, source, rows, skipped)
+    return Listing(manifest, source, rows)
 
 
 def index_clips(rows: Iterable[ManifestRow], found: Mapping[str, Found]) -> tuple[list[ManifestRow], list[LeftOut]]:

@@ -170,7 +170,7 @@ def folder(tmp_path: Path) -> Path:
 def test_class_folders_become_rows_with_what_decoding_found(folder: Path, workers: int) -> None:
     listing = list_videos(folder)
     rows, bad = _indexed(listing, workers)
-    assert (listing.manifest.classes, listing.skipped) == (("run", "walk"), Counter({".txt": 1}))
+    assert (listing.manifest.classes, listing.manifest.skipped) == (("run", "walk"), Counter({".txt": 1}))
     expected = [("run/deep/c.avi", 0, 3), ("walk/a.mkv", 1, 4), ("walk/b.mp4", 1, 5)]
     assert [(row.path, row.label, row.num_frames) for row in rows] == expected
     assert [error.path for _, error in bad] == ["run/bad.mp4", "run/empty.mp4"] and bad[1][1].reason == "is empty"

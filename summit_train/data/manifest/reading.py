@@ -53,7 +53,8 @@ class Manifest:
     whole videos. is_packed: the clips are in shards, in the folder `source`. stored_fingerprint: a packed set's.
     pixels: what packing did to the pixels ("": nothing). regions: (N,), each clip's part of the frame, see Region, or
     (0,) where it is not read. groups: int32 (N,), the place of each clip's group in `group_names`, -1 where it has
-    none, or (0,) if all have none. boxes: those in the clips' frames, which the labels then follow from.
+    none, or (0,) if all have none. boxes: those in the clips' frames, which the labels then follow from. skipped: the
+    number of the other files in class folders by extension.
     """
 
     source: str
@@ -75,6 +76,7 @@ class Manifest:
     groups: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
     group_names: tuple[str, ...] = ()
     boxes: Boxes | None = None
+    skipped: Counter[str] = field(default_factory=Counter)
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -107,7 +109,7 @@ class Manifest:
 
     @property
     def has_spans(self) -> bool:
-        """Whether a clip is less than its whole video."""
+        """Return True if a clip is less than its whole video."""
         return bool(np.any(self.spans["start"] != WHOLE.start) or np.any(self.spans["end"] != WHOLE.end))
 
     def row(self, index: int) -> ManifestRow:
@@ -263,20 +265,20 @@ def _read(source: Path, region: str | None, *, keep: bool = False) -> tuple[Mani
         return read_packed(source), []
     if (source / PACKING_FOLDER).is_dir():
         raise UserError(f"{source}: its packing was not finished; run `data pack` again to continue it")
-    others = Counter[str]()
+    skipped = Counter[str]()
     kept = list[Table]()
     if source.is_dir():
         folder = os.path.abspath(source)
         classes: tuple[str, ...] | None
         classes = names = tables.class_folders(source)
-        columns = tables.parse_tables(source, [tables.folder_table(source, names, others)], classes, region)
+        columns = tables.parse_tables(source, [tables.folder_table(source, names, skipped)], classes, region)
     else:
         folder = ""
         classes = read_classes(source.parent / CLASSES_FILE)
         columns, kept = _read_list(source, classes, region, keep=keep)
     if not len(columns["labels"]):
-        raise UserError("; ".join([f"{source}: must have a clip, got none", *tables.skipped_text(others)]))
-    return Manifest(str(source), folder, classes, **columns), kept
+        raise UserError("; ".join([f"{source}: must have a clip, got none", *tables.skipped_text(skipped)]))
+    return Manifest(str(source), folder, classes, skipped=skipped, **columns), kept
 
 
 def _read_list(
