@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from published import TABLE_3
-from script import run_script
+from script import checked_figure, run_script
 
-from summit_train.core.files import check_output, figure_path
 from summit_train.core.result import Result, TextTable
 from summit_train.core.text import NONE, mean_std
 from summit_train.report.figures import GREY, drawn, finite, log_ticks, series
@@ -34,9 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run(args: argparse.Namespace) -> Result:
-    out = None if args.out is None else figure_path(args.out)
-    if out is not None:
-        check_output("--out", out, out)
+    out = checked_figure(args.out)
     sweep = load_sweep(args.sweep, args.overrides)
     papers = {row.global_batch: row for row in TABLE_3}
     rows = []

@@ -18,10 +18,9 @@ from typing import Any
 
 import published
 from matplotlib.axes import Axes
-from script import run_script
+from script import checked_figure, run_script
 
 from summit_train.cli.simulate import add_arguments, as_text, run_table, simulate
-from summit_train.core.files import check_output, figure_path
 from summit_train.core.result import Result
 from summit_train.core.text import NONE, counted, duration
 from summit_train.report.figures import GREY, PALETTE, drawable, drawn, log_ticks, series
@@ -45,9 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run(args: argparse.Namespace) -> Result:
-    out = None if args.out is None else figure_path(args.out)
-    if out is not None:
-        check_output("--out", out, out)
+    out = checked_figure(args.out)
     jobs, values = simulate(args)
     rows = [row | known(job, row) for job, row in zip(jobs, values["rows"], strict=True)]
     if out is not None:

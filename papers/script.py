@@ -5,12 +5,23 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from summit_train.__main__ import parse_arguments
 from summit_train.core.comm.launch import this_launch
 from summit_train.core.errors import RunFailed, UserError, exit_status
+from summit_train.core.files import check_output, figure_path
 from summit_train.core.result import Result, show
 from summit_train.core.session import report_failure
+
+
+def checked_figure(text: str | None) -> Path | None:
+    """Return the path of --out, if it is given. Raises UserError where no figure can be written there."""
+    if text is None:
+        return None
+    path = figure_path(text)
+    check_output("--out", path, path)
+    return path
 
 
 def run_script(
