@@ -55,16 +55,16 @@ class Keeper:
         self.batch = job.batch
         self._answering: list[str] = []  # nodes, those to spare too
         self._guard: subprocess.Popen[bytes] | None = None
-        self._environment = f"{os.path.expandvars(job.facts.node_local or '')}/summit_train_environment_{job.job_id}"
+        self._environment = f"{job.node_local}/summit_train_environment_{job.job_id}"
 
     def keep(self) -> int:
         """Return the job's exit status: 0 when the run is done, 85 to be requeued."""
         if (self.run / "job/done").exists():
             self.job.say(f"{self.run} is done already")
             return 0
-        place = os.path.expandvars(self.facts.node_local or "/")
-        if (self.facts.stage or self.facts.environment) and (not place.startswith("/") or "$" in place):
-            wrong = f"must be an absolute path on each node, got {place!r}; try to export it in the profile's setup"
+        folder = self.job.node_local
+        if (self.facts.stage or self.facts.environment) and (not folder.startswith("/") or "$" in folder):
+            wrong = f"must be an absolute path on each node, got {folder!r}; try to export it in the profile's setup"
             self.job.say(f"node_local {wrong}")
             return _USER_ERROR
         if not self.batch.has_warning:
@@ -221,11 +221,8 @@ class Keeper:
         if status == 0:
             copy = f"{self._environment}/copy"
             self.job.image = copy
-            self.job.python = [
-                "env",
-                "PYTHONSAFEPATH=1",
-                f"{copy}/bin/python",
-            ]  # the working folder is last on its path
+            # The working folder is last on its path.
+            self.job.python = ["env", "PYTHONSAFEPATH=1", f"{copy}/bin/python"]
             self.job.say(f"the {what} is on {disk} after {time.monotonic() - start:.0f} s")
         elif not self.job.heard():
             self.job.say(f"warning: {shared} is not on {disk}; the ranks start from the shared {what}")

@@ -111,7 +111,8 @@ class RunningJob:
     """The job of a script that runs now.
 
     launcher, program: the words of the script; no launcher where the program starts its ranks itself. nodes: those in
-    use. python, image: what {python} and {image} stand for. stop: the signal that asked the job to stop, or "".
+    use. node_local: the folder that the profile names, its variables filled in. python, image: what {python} and
+    {image} stand for. stop: the signal that asked the job to stop, or "".
     """
 
     def __init__(
@@ -130,7 +131,8 @@ class RunningJob:
         self.num_nodes = facts.nodes
         self.restarts = 0
         self.stop = ""
-        self.staged = f"{os.path.expandvars(facts.node_local or '')}/summit_train_{job_id}"
+        self.node_local = os.path.expandvars(facts.node_local or "")
+        self.staged = f"{self.node_local}/summit_train_{job_id}"
         self.python = [facts.python]
         self.image = facts.image
         self._attended: int | None = None  # the process that gets the signals

@@ -86,10 +86,11 @@ def write_job(site: Site, job: Job, specs: Sequence[Spec] = (), folder: Path | N
     command of its own. folder: of the script, by default RUN/job of the first run.
     """
     text = render(site, job)
+    about = asdict(facts(site, job))
     for run, spec in zip(job.runs, specs, strict=not job.command):
         write_text(run / "job/spec.yaml", dump_spec(spec))
     for run in job.runs:
-        write_json(run / "job/job.json", asdict(facts(site, job)))
+        write_json(run / "job/job.json", about)
         if site.host_python is not None:
             write_keeper(run / "job" / KEEPER)
         for mark in ("done", "requeues", "preemptions", "last_job"):
