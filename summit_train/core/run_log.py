@@ -423,8 +423,8 @@ class Replay:
                     text = line.decode("utf-8", "replace")
                     if not text.isspace():
                         records += _records_in(text, f"{METRICS_FILE}, line {i}", problems)
-        except FileNotFoundError:
-            pass
+        except FileNotFoundError:  # the run has not begun
+            return cls(records, problems)
         except OSError as error:
             problems.append(f"{METRICS_FILE}: cannot be read to its end ({error.strerror})")
         return cls(records, problems)

@@ -50,7 +50,7 @@ class RunRecord:
 
     @cached_property
     def notes(self) -> list[str]:
-        """What could not be read, of all files; what reads more of the folder adds its own."""
+        """List what could not be read, of all files; what reads more of the folder adds its own."""
         for part in ("environment", "clips_per_class", "final", "others", "best", "observed"):
             getattr(self, part)
         return [*sorted(self._problems), *self.log.problems]
