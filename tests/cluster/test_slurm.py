@@ -380,7 +380,7 @@ cores_per_node: 1
 bind: false
 setup:
   - PATH=WRAPPERS:$PATH  # a login shell begins without them
-  - PBS_NODEFILE=$(generate_pbs_nodefile)
+  - export PBS_NODEFILE=$(generate_pbs_nodefile)  # as PBS does
   - export MASTER_ADDR=127.0.0.1
 environment:
   OMP_NUM_THREADS: {{value: "1", why: both nodes are one machine}}
@@ -418,7 +418,8 @@ def test_a_pbs_job_hands_over_to_the_next_one(pbs: Slurm, whole: Path, write_spe
     pbs.wait_until(lambda: pbs.state(job) == "FAILED", "the end of the warned job")
     text = output.read_text()
     stopped, new = steps_of(run)[-1], str(int(job) + 1)
-    assert f"stopped at step {stopped}; job {new} continues, 1 of 20\n" in text, text
+    assert f"job {job}: stopped at step {stopped}; requeued, 1 of 20 requeues\n" in text, text
+    assert f"job {job}: job {new} continues\n" in text, text
     assert [json.loads(line)["id"] for line in (run / "job/submitted.jsonl").read_text().splitlines()] == [job, new]
     pbs.wait(new, "COMPLETED")
     assert f"from step {stopped} on 2 nodes, 2 ranks" in (run / f"job/{new}.out").read_text()
