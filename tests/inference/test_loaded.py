@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from threading import Barrier
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,7 +25,7 @@ from tests.closeness import assert_near
 from tests.detectors import detector_spec
 from tests.inference.test_predict import write_pictures
 from tests.runs import changed_copy
-from tests.worlds import PATIENCE_S, Say
+from tests.worlds import PATIENCE_S, Say, json_of
 
 
 @pytest.fixture(scope="module")
@@ -41,18 +41,15 @@ def video(motion_set: Path) -> Path:
 @pytest.mark.parametrize("words", [[], ["evaluate.clips=2", "evaluate.crops=3"], ["precision=bf16"]])
 def test_the_validation_set_is_what_eval_scores(trained_run: Path, tmp_path: Path, say: Say, words: list[str]) -> None:
     run = Path(shutil.copytree(trained_run, tmp_path / "run"))
-    status, out, _ = say("eval", run, "--name", "mine", "--json", *words)
-    assert status == 0
-    workers = f"data.workers={2 if words else 0}"
-    loaded, found = summit_train.load(run, workers, *words), json.loads(out)
+    found = json_of(say("eval", run, "--name", "mine", "--json", *words))
+    loaded = summit_train.load(run, f"data.workers={2 if words else 0}", *words)
     scores, labels = [], []
     for sample in loaded.samples():
         scores.append(loaded.logits(sample.clips).numpy())
         labels.append(sample.label)
     assert len(scores) == found["videos"] == 11
     assert 100 * float(np.mean(np.argmax(scores, 1) == labels)) == pytest.approx(found["top1_mean"], rel=1e-12)
-    file = run / "evals/mine/predictions" / f"{checkpoint_path(run, 20).stem}.npz"
-    with np.load(file) as kept:
+    with np.load(run / "evals/mine/predictions" / f"{checkpoint_path(run, 20).stem}.npz") as kept:
         assert labels == kept["label"].tolist()
         assert np.array_equal(np.array(scores, np.float32), kept["scores"])
 
@@ -62,11 +59,10 @@ def test_a_video_has_the_classes_that_predict_prints(loaded: Loaded, trained_run
     assert clips.shape == (1, 4, 3, 32, 32) and clips.dtype == torch.float32
     (same,) = (sample for sample in loaded.samples("val") if video.match(sample.path))
     assert torch.equal(same.clips, clips)
-    status, out, _ = say("predict", trained_run, video, "--json", "--top", "3")
-    (predicted,) = json.loads(out)["videos"]
-    mine = loaded.predict(clips, top=3)
-    assert status == 0 and [one["name"] for one in mine] == [one["name"] for one in predicted["predictions"]]
-    assert [one["score"] for one in mine] == pytest.approx([one["score"] for one in predicted["predictions"]], rel=1e-5)
+    (printed,) = json_of(say("predict", trained_run, video, "--json", "--top", "3"))["videos"]
+    found, expected = loaded.predict(clips, top=3), printed["predictions"]
+    assert [one["name"] for one in found] == [one["name"] for one in expected]
+    assert [one["score"] for one in found] == pytest.approx([one["score"] for one in expected], rel=1e-5)
     with torch.inference_mode():
         assert_near(loaded.network(clips)[0].double(), loaded.logits(clips), 1e-12)
 
@@ -101,11 +97,8 @@ def test_features_of_threads_that_run_at_once_are_their_own(
     loaded: Loaded, trained_run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each runs the network for hooks when both have their hooks on it; Python from 3.12 on may build one for each."""
-    other, together, honest = (
-        summit_train.load(trained_run, device="cpu"),
-        Barrier(2, timeout=PATIENCE_S),
-        Trained.network,
-    )
+    other = summit_train.load(trained_run, device="cpu")
+    together, honest = Barrier(2, timeout=PATIENCE_S), Trained.network
 
     def wait(*_: object) -> None:
         together.wait()
@@ -173,8 +166,8 @@ def test_labels_that_the_network_lacks_are_none(trained_run: Path, video: Path, 
     loaded = summit_train.load(trained_run, "loss.kind=binary")
     with pytest.warns(UserWarning, match="its labels are not used: it has a label 7, the network has 4 classes"):
         assert [sample.label for sample in loaded.samples(tmp_path / "list.csv")] == [None, None]
-    status, out, _ = say("predict", trained_run, "loss.kind=binary", tmp_path / "list.csv", "--json")
-    assert status == 0 and "videos_labelled" not in json.loads(out)
+    printed = json_of(say("predict", trained_run, "loss.kind=binary", tmp_path / "list.csv", "--json"))
+    assert "videos_labelled" not in printed
 
 
 def test_the_spec_says_what_an_unreadable_video_does(trained_run: Path, video: Path, tmp_path: Path) -> None:
@@ -222,33 +215,43 @@ def test_an_array_is_no_flow(trained_run: Path, monkeypatch: pytest.MonkeyPatch)
         loaded.preprocess(np.zeros((4, 32, 32, 3), np.uint8))
 
 
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["evaluate.clipz=1"], "unknown key; did you mean clips?"),
+        (["evaluate.mode=stream"], "load with evaluate.mode=clips"),
+        ([["evaluate.clips=1"]], "overrides must be text, .*, got .*evaluate.clips=1"),
+    ],
+)
+def test_overrides_that_are_refused(trained_run: Path, words: list[Any], reason: str) -> None:
+    with pytest.raises(UserError, match=reason) as caught:
+        summit_train.load(trained_run, *words)
+    assert "\n" not in str(caught.value)
+
+
 def test_what_is_refused_in_one_line(loaded: Loaded, trained_run: Path, motion_set: Path, tmp_path: Path) -> None:
     detector = changed_copy(trained_run, tmp_path / "detector.pt", spec=detector_spec().model_dump(mode="json"))
     others = Path(shutil.copytree(motion_set, tmp_path / "others", ignore=shutil.ignore_patterns("videos")))
     (others / "classes.txt").write_text("a\nb\nc\nd\n")
-    root = f"data.root={motion_set}"
+    other_classes = (f"data.val={others}/val.csv", f"data.root={motion_set}")
     (tmp_path / "torn.mp4").write_bytes(b"no video")
-    floats, flat = np.zeros((2, 8, 8, 3)), np.zeros((2, 8, 8), np.uint8)
-    clips, more, videos = torch.zeros(1, 4, 3, 32, 32), summit_train.load(trained_run), motion_set / "videos"
-    more.plain.unused, words = torch.nn.Identity(), ["evaluate.clips=1"]
+    clips, videos = torch.zeros(1, 4, 3, 32, 32), motion_set / "videos"
+    more = summit_train.load(trained_run)
+    more.plain.unused = torch.nn.Identity()
+    load = summit_train.load
+    array = r"must be uint8 \(frames, height, width, 3\), got "
     for call, reason in (
-        (lambda: summit_train.load(tmp_path / "nowhere"), "no such run folder or checkpoint"),
-        (lambda: summit_train.load(trained_run, "evaluate.clipz=1"), "unknown key; did you mean clips?"),
-        (lambda: summit_train.load(trained_run, "evaluate.mode=stream"), "load with evaluate.mode=clips"),
-        (lambda: summit_train.load(detector), "summit_train.load is for classifiers, and this network is a detector"),
-        (
-            lambda: summit_train.load(trained_run, f"data.val={others}/val.csv", root).samples(),
-            "must have the same classes",
-        ),
-        (lambda: summit_train.load(trained_run, words), r"overrides must be text, .*, got \(\['evaluate.clips=1'\],\)"),
-        (lambda: summit_train.load(trained_run, checkpoint="first"), "^checkpoint must be last, best or a file in "),
-        (lambda: summit_train.load(trained_run, device="gpu"), "device must be cpu, or cuda .*, got gpu"),
-        (lambda: summit_train.load(trained_run, device="cuda:99"), "device must be cpu, or cuda .*, got cuda:99"),
+        (lambda: load(tmp_path / "nowhere"), "no such run folder or checkpoint"),
+        (lambda: load(detector), "summit_train.load is for classifiers, and this network is a detector"),
+        (lambda: load(trained_run, *other_classes).samples(), "must have the same classes"),
+        (lambda: load(trained_run, checkpoint="first"), "^checkpoint must be last, best or a file in "),
+        (lambda: load(trained_run, device="gpu"), "device must be cpu, or cuda .*, got gpu"),
+        (lambda: load(trained_run, device="cuda:99"), "device must be cpu, or cuda .*, got cuda:99"),
         (lambda: loaded.samples(tmp_path / "no.mp4"), "no.mp4: "),
         (lambda: list(loaded.samples(tmp_path / "torn.mp4")), "torn.mp4: "),
         (lambda: loaded.preprocess(videos), "must be one video, got several; try samples"),
-        (lambda: loaded.preprocess(floats), r"must be uint8 \(frames, height, width, 3\), got float64 \(2, 8, 8, 3\)"),
-        (lambda: loaded.preprocess(flat), r"must be uint8 \(frames, height, width, 3\), got uint8 \(2, 8, 8\)"),
+        (lambda: loaded.preprocess(np.zeros((2, 8, 8, 3))), rf"{array}float64 \(2, 8, 8, 3\)"),
+        (lambda: loaded.preprocess(np.zeros((2, 8, 8), np.uint8)), rf"{array}uint8 \(2, 8, 8\)"),
         (lambda: loaded.preprocess(torch.zeros(1)), "a video must be a path or a uint8 array, got Tensor"),
         (lambda: loaded.preprocess([videos]), "a video must be a path or a uint8 array, got list"),
         (lambda: loaded.predict(clips, top=-1), "top must be at least 1, got -1"),

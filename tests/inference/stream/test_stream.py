@@ -88,19 +88,12 @@ def test_scores_that_are_no_numbers_end_the_stream(trained: Trained) -> None:
 RESNET50 = ("model.backbone=resnet50", "data.num_frames=16")
 
 
-@pytest.mark.parametrize(
-    ("overrides", "reason"),
-    [
-        (("model.shift_direction=both",), "its shift needs the next frame"),
-        ((*RESNET50, "model.non_local=tsm"), "non-local blocks attend to all frames"),
-        ((*RESNET50, "model.arch=i3d_3x1x1"), "it sees whole clips; a tsn can, and a tsm, or a vit with"),
-        ((*RESNET50, "model.arch=i3d_3x3x3"), "i3d_3x3x3 cannot stream: it sees whole clips"),
-    ],
-)
-def test_networks_that_cannot_stream(trained_run: Path, overrides: tuple[str, ...], reason: str) -> None:
+def test_networks_that_cannot_stream(trained_run: Path) -> None:
+    """tests/models/test_online.py has the others."""
+    reason = r"step_00000020\.pt: .*its shift needs the next frame"
     with pytest.raises(UserError, match=reason) as caught:
-        Labeller(open_trained(trained_run, overrides), CPU)
-    assert "step_00000020.pt" in str(caught.value) and "\n" not in str(caught.value)
+        Labeller(open_trained(trained_run, ["model.shift_direction=both"]), CPU)
+    assert "\n" not in str(caught.value)
 
 
 def test_the_2d_twin_streams_and_an_accelerated_network_does_not(
@@ -144,13 +137,10 @@ def test_the_stride_counts_from_the_first_frame_and_captions_stay() -> None:
     assert [line["frame"] for line in found] == [0, 4, 8] and (one.num_seen, one.num_skipped) == (3, 7)
     assert shown == [(number, "0.75  down") for number in range(10)]
     assert list(found[0]) == ["frame", "seconds", "label", "name", "score", "latency_ms"]
-    assert [found[0][key] for key in ("label", "name", "score")] == [1, "down", 0.75]
-    assert found[1]["seconds"] == 0.16
-
-
-def test_a_damaged_frame_does_not_move_the_others() -> None:
+    assert found[1].items() >= {"label": 1, "name": "down", "score": 0.75, "seconds": 0.16}.items()
+    # A damaged frame, 4, does not move the others.
     one = follower(4)
-    found = one.follow(frames(0, 1, 2, 3, 5, 6, 7, 8), live=False, show=None)  # 4 is damaged
+    found = list(one.follow(frames(0, 1, 2, 3, 5, 6, 7, 8), live=False, show=None))
     assert [line["frame"] for line in found] == [0, 8] and one.num_skipped == 6
 
 
@@ -199,26 +189,26 @@ def test_the_oldest_frames_are_dropped_and_counted() -> None:
     assert [line.get("dropped") for line in found] == [None, 6, None, None, None, None]
 
 
-def test_an_error_comes_after_the_frames_before_it() -> None:
-    def source() -> Iterator[StreamFrame]:
-        yield from frames(0, 1)
-        raise DecodeError("a.mkv", "is damaged")
-
-    taken = []
-    with pytest.raises(DecodeError, match=r"a\.mkv: is damaged"):
-        for frame, _ in newest(source()):
-            taken.append(frame.number)
-    assert taken == [0, 1]
-
-
-def test_a_fault_of_ours_ends_the_stream_too(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("error", "expected", "reason"),
+    [
+        (DecodeError("a.mkv", "is damaged"), DecodeError, r"a\.mkv: is damaged"),
+        (ValueError("a bug"), RunFailed, "the thread that reads the stream failed"),
+    ],
+)
+def test_an_error_comes_after_the_frames_before_it(
+    error: Exception, expected: type[Exception], reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fault of ours is printed, too."""
     printed = threading.Event()
     monkeypatch.setattr(threading, "excepthook", lambda args: printed.set())
 
     def source() -> Iterator[StreamFrame]:
-        yield from frames(0)
-        raise ValueError("a bug")
+        yield from frames(0, 1)
+        raise error
 
-    with pytest.raises(RunFailed, match="the thread that reads the stream failed"):
-        list(newest(source()))
-    assert printed.wait(10)
+    taken = []
+    with pytest.raises(expected, match=reason):
+        for frame, _ in newest(source()):
+            taken.append(frame.number)
+    assert taken == [0, 1] and (expected is DecodeError or printed.wait(10))
