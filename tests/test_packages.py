@@ -139,7 +139,7 @@ def test_the_container_is_made_from_the_wheel_alone() -> None:
 
 
 def _page() -> str:
-    return (ROOT / "docs/clusters/containers.md").read_text(encoding="utf-8")
+    return (ROOT / "docs/clusters/sites.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("torch", ["", "torch==2.9.0"])
