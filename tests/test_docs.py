@@ -127,7 +127,7 @@ def test_the_picture_is_small_and_draws_what_it_says() -> None:
     picture = ROOT / "docs" / "demo.svg"
     assert picture.stat().st_size < 8_000
     tags = [element.tag.rpartition("}")[2] for element in ElementTree.parse(picture).iter()]
-    assert tags.count("polyline") == 2 and tags.count("circle") == 20
+    assert tags.count("polyline") == 2 and tags.count("circle") == 12
 
 
 def test_every_target_of_make_exists() -> None:
