@@ -71,8 +71,8 @@ def _keys(section: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Any
 
 def _rows() -> Iterator[list[str]]:
     """Key, value, default and meaning of each row."""
-    for line in re.findall(r"^\| `.*", REFERENCE, re.M):
-        yield [cell.strip() for cell in line.strip("|").split(" | ")]
+    for line in re.findall(r"^\|`.*", REFERENCE, re.M):
+        yield [cell.strip() for cell in line[1:-1].split("|")]
 
 
 def test_the_reference_has_every_key_with_its_default() -> None:
