@@ -9,10 +9,12 @@ from typing import IO, Any
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.collections import QuadMesh
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 SVG = "data:image/svg+xml;base64"
+MOST_POINTS = 12  # of a line that is written out
 BLOCKS = ("h1", "h2", "h3", "p", "li", "tr", "figcaption", "pre", "img")
 
 
@@ -32,18 +34,24 @@ def axes_values(axes: Axes) -> Iterator[str]:
     yield f"axes: {axes.get_xlabel()} {x}, {axes.get_ylabel()} {y}, {axes.get_yscale()}"
     for line in axes.lines:
         style = f"{to_hex(line.get_color())} {line.get_linestyle()} {line.get_marker()} {line.get_linewidth():g}"
-        yield f"line {style}: {', '.join(numbers(point, 6, ' ') for point in np.asarray(line.get_xydata()))}"
+        points = np.asarray(line.get_xydata())
+        shown = [numbers(point, 6, " ") for point in points]
+        if len(points) > MOST_POINTS:
+            shown[3:-3] = [f"... {len(points) - 6} points", f"in all {numbers(np.nansum(points, 0), 6, ' ')}"]
+        yield f"line {style}: {', '.join(shown)}"
     for patch in axes.patches:
         yield f"area {numbers(patch.get_extents().transformed(axes.transData.inverted()).extents, 6)}"
     for picture in (*axes.collections, *axes.images):
         yield f"cells {numbers(np.ma.getdata(picture.get_array()).ravel(), 6)}"
+        if isinstance(picture, QuadMesh):
+            yield f"edges {numbers(picture.get_coordinates()[0, :, 0], 6)}"
         yield f"rows {', '.join(label.get_text() for label in axes.get_yticklabels())}"
     if axes.texts:
         yield f"texts {', '.join(text.get_text() for text in axes.texts)}"
 
 
 def numbers(values: Iterable[float], digits: int, between: str = ", ") -> str:
-    return between.join(f"{value:.{digits}g}" for value in values)
+    return between.join(f"{round(value, 12) + 0.0:.{digits}g}" for value in values)
 
 
 class PageLines(HTMLParser):
