@@ -9,7 +9,7 @@ from typing import IO, Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.collections import QuadMesh
+from matplotlib.collections import LineCollection, QuadMesh
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
@@ -42,6 +42,9 @@ def axes_values(axes: Axes) -> Iterator[str]:
     for patch in axes.patches:
         yield f"area {numbers(patch.get_extents().transformed(axes.transData.inverted()).extents, 6)}"
     for picture in (*axes.collections, *axes.images):
+        if isinstance(picture, LineCollection):  # error bars
+            yield f"bars {'; '.join(numbers(np.ravel(bar), 6) for bar in picture.get_segments())}"
+            continue
         yield f"cells {numbers(np.ma.getdata(picture.get_array()).ravel(), 6)}"
         if isinstance(picture, QuadMesh):
             yield f"edges {numbers(picture.get_coordinates()[0, :, 0], 6)}"

@@ -1,7 +1,7 @@
 """The page of a whole run, and what is other on the pages of runs that are not, compared whole with a golden file.
 
-Figures are there with their values. After a change that is meant to change a page, write the file anew and read each
-line of the difference before you commit it:
+Figures are there with their values. After a change that is meant to change a page, write the file again, and read each
+line of the difference:
     python -m tests.report.test_golden_pages
 """
 
