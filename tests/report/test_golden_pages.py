@@ -13,7 +13,7 @@ import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 from matplotlib.figure import Figure
@@ -188,7 +188,7 @@ def every_page() -> dict[str, str]:
     Writes into the present folder.
     """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Figure, "savefig", save_values)
+        patch.setattr(Figure, "savefig", save)
         paths = {name: write_folder(Path("runs"), name, **{"name": "run"} | CASES[name]) for name in CASES}
         pages = {name: page_text(render([RunRecord(path)])) for name, path in paths.items()}
         for names in COMPARED:
@@ -202,6 +202,13 @@ def every_page() -> dict[str, str]:
         write_text("runs/submitted/job/spec.yaml", "name: waits")
         pages["an index of all"] = index_text(Path("runs"))
     return pages
+
+
+def save(figure: Figure, content: IO[bytes], **options: Any) -> None:
+    """Write the size in inches and the values of a figure, in place of an SVG."""
+    width, height = figure.get_size_inches()
+    content.write(f"{width:.2f} x {height:.2f} inches\n".encode())
+    save_values(figure, content)
 
 
 def index_text(folder: Path) -> str:
