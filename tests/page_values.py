@@ -9,7 +9,7 @@ from typing import IO, Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.collections import LineCollection, QuadMesh
+from matplotlib.collections import LineCollection, PathCollection, QuadMesh
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
@@ -44,6 +44,11 @@ def axes_values(axes: Axes) -> Iterator[str]:
     for picture in (*axes.collections, *axes.images):
         if isinstance(picture, LineCollection):  # error bars
             yield f"bars {'; '.join(numbers(np.ravel(bar), 6) for bar in picture.get_segments())}"
+            continue
+        if isinstance(picture, PathCollection):
+            sizes = zip(picture.get_offsets(), picture.get_sizes(), strict=False)
+            discs = [f"{numbers(place, 6)} of {size:.6g}" for place, size in sizes]
+            yield f"discs {to_hex(picture.get_facecolor()[0])} {'; '.join(discs)}"
             continue
         yield f"cells {numbers(np.ma.getdata(picture.get_array()).ravel(), 6)}"
         if isinstance(picture, QuadMesh):

@@ -92,22 +92,3 @@ def test_figure_3c_names_the_networks_as_the_paper_does_and_its_bounds(
     assert figure3.scalability_text(values).splitlines()[-1] == bounds
     drawn = (tmp_path / "c.svg").read_bytes()
     assert b"Paper, Figure 3c, 8 nodes of 4" in drawn and b"scalability" in drawn
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("table1 --specs SPEC --out table.txt", "--out table.txt"),
-        ("table1 --specs SPEC --out /dev/null/a.png", "--out /dev/null/a.png: cannot be written: Not a directory"),
-        ("table1 --specs SPEC --batch 0", "--batch must be above 0"),
-        ("b --specs SPEC --frames-per-second -1", "--frames-per-second must be above 0"),
-        ("c --specs SPEC --ranks 2", "two or more numbers"),
-    ],
-)
-def test_mistakes_are_one_line(
-    words: str, message: str, write_spec: WriteSpec, capsys: pytest.CaptureFixture[str]
-) -> None:
-    spec = str(write_spec(data={"train": "missing.csv"}))
-    assert figure3.main([spec if word == "SPEC" else word for word in words.split()]) == 2
-    error = capsys.readouterr().err
-    assert message in error and "Traceback" not in error
