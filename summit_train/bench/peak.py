@@ -75,7 +75,7 @@ def measure_peak(
 
 
 def peak_text(peak: Values) -> str:
-    """Return what the utilisation is measured against."""
+    """Describe the peak that utilisation is a share of."""
     rate = f"peak of all ranks, {peak['precision']}: {with_unit(peak['multiply_adds_per_second'], 'multiply-adds/s')}"
     if peak["shape"] is None:
         return f"{rate}, given"

@@ -40,7 +40,7 @@ def write_report(run_dirs: Sequence[str | Path], out: str | Path) -> Path:
 def write_page(path: Path, page: str) -> None:
     """Write a page whole or not at all. A surrogate, as in a file name outside UTF-8, becomes a question mark.
 
-    Raises UserError where `path` is a file that is no page.
+    Raises UserError where `path` is another file than a page.
     """
     if path.exists() and not path.is_file():
         raise UserError(f"{path}: is not a regular file; give the name of an HTML file, such as report.html")
@@ -51,7 +51,7 @@ def write_page(path: Path, page: str) -> None:
 
 
 def environment() -> jinja2.Environment:
-    """Return what renders the templates of this package. Every text is escaped."""
+    """Return the environment of this package's templates. Every text is escaped."""
     loader = jinja2.ChoiceLoader([jinja2.PackageLoader("summit_train", folder) for folder in ("report", "tasks")])
     strict = jinja2.StrictUndefined
     pages = jinja2.Environment(loader=loader, autoescape=True, undefined=strict, trim_blocks=True, lstrip_blocks=True)
@@ -63,7 +63,7 @@ def environment() -> jinja2.Environment:
 
 
 def read_section(run: RunRecord) -> DetectionSection | None:
-    """Return what the run's task adds to its page, None for nothing."""
+    """Read the section that the run's task adds to its page; None without one."""
     if run.spec.get("task") != "detection":
         return None
     from summit_train.tasks.detection import section

@@ -72,6 +72,6 @@ def _cells(run: RunRecord) -> tuple[list[int], Floats]:
 
 
 def _starts(count: int) -> Sequence[int]:
-    """Return where each of at most _MOST_CELLS cells begins."""
+    """Return the first index of each of at most _MOST_CELLS cells."""
     cells = min(count, _MOST_CELLS)
     return [cell * count // cells for cell in range(cells)]
