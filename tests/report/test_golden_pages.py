@@ -150,7 +150,7 @@ CASES: dict[str, dict[str, Any]] = {
         },
     },
     "trust ratios": {"lines": [*whole_log(), *RATIOS, start(20)]},
-    "noise scale": {"lines": measured([2.0, 1.0])},
+    "noise scale": {"lines": measured([2.0, 1.0]), "spec": {"noise_scale": {"every_steps": 2}}},
     "unclear noise scale": {"lines": measured([-1.0, None])},
     "one virtual GPU": {"spec": {"noise_scale": {"every_steps": 10}}, "files": {"plan.json": {"virtual_gpus": 1}}},
     "jobs": {"lines": timed(*RESUMED)},

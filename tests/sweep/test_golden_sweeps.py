@@ -19,17 +19,27 @@ import pytest
 import yaml
 from matplotlib.figure import Figure
 
+from summit_train.cluster.site import load_site
 from summit_train.data.manifest.clip import Clip
 from summit_train.evaluation.scores import Scores
+from summit_train.plan import make_plan
 from summit_train.spec import Spec, dump_spec, load_spec
 from summit_train.sweep.figure import write_sweep, written
 from summit_train.sweep.grid import Sweep, SweepRun, load_sweep, sweep_texts
+from summit_train.sweep.start import plan_runs, planned_table
 from summit_train.sweep.status import as_values
 from tests.page_values import save_values
 from tests.run_directories import PLAN, Record, whole_log, write_folder
 from tests.worlds import ROOT
 
 GOLDEN = ROOT / "tests/golden/sweeps.txt"
+SWEEPS = sorted((ROOT / "configs/sweeps").glob("*.yaml"))
+SHIPPED = {  # a site, and the training clips
+    "averaging_motion": ("local", 512),
+    "batch_size_motion": ("local", 512),
+    "large_batch_motion": ("local", 1024),
+    "table3": ("summit", 240_000),
+}
 FILES = {
     "base.yaml": {
         "name": "base", "model": {"arch": "tsm", "num_classes": 12}, "data": {"train": "train.csv", "val": "val.csv"},
@@ -220,6 +230,18 @@ def rounded(value: object) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
+def shipped_lines(path: Path) -> Iterator[str]:
+    """Yield the plans of a shipped sweep, and its solvers."""
+    sweep = load_sweep(path)
+    site, clips = SHIPPED[path.stem]
+    planned = plan_runs(sweep, load_site(site), lambda spec, ranks: (make_plan(spec, ranks, clips), None), None)
+    yield from str(planned_table(planned)).splitlines()
+    for run in planned:
+        ratio = run.spec.optimizer.trust_ratio
+        solver = f"{run.spec.optimizer.name} {ratio and ratio.kind}, {run.spec.scale.clips_per_gpu} clips a GPU"
+        yield f"{run.name}: {solver}, {run.plan.warmup_steps} steps of warm-up, {run.plan.epochs} epochs"
+
+
 def golden_lines() -> Iterator[str]:
     """Yield the lines of the file; works in the present folder."""
     for name, values in FILES.items():
@@ -233,6 +255,9 @@ def golden_lines() -> Iterator[str]:
         for name in STUDIES:
             yield f"==== {name}"
             yield from study_lines(name)
+    for path in SWEEPS:
+        yield f"==== {path.stem}"
+        yield from shipped_lines(path)
 
 
 def test_sweeps_are_those_of_the_golden_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Callable
 from functools import partial
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,15 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from summit_train.cluster.site import load_site
 from summit_train.core.errors import UserError
+from summit_train.plan import make_plan
 from summit_train.sweep.grid import MOST_RUNS, Sweep, load_sweep, sweep_texts
+from summit_train.sweep.start import plan_runs
+from tests.worlds import ROOT, bench_script
 
+FOLDER = ROOT / "configs/sweeps"
+TABLE_3 = bench_script("published").TABLE_3
 BASE = {
     "name": "base",
     "model": {"arch": "tsm", "num_classes": 4},
@@ -196,3 +203,36 @@ def test_a_base_that_is_not_there_is_named(write: Write, base: str, message: str
 def test_an_override_of_what_the_runs_differ_in_is_refused(write: Write, axes: str, override: str, key: str) -> None:
     with pytest.raises(UserError, match=f"the runs of this sweep differ in {key}"):
         load_sweep(write(axes), [override])
+
+
+def test_the_plan_of_each_row_of_table_3_is_the_papers() -> None:
+    """The LR is 0.00125 for every 8 samples; the last two rows are simulated on the 384 nodes of their quota at most."""
+    planned = plan_runs(
+        load_sweep(FOLDER / "table3.yaml"),
+        load_site("summit"),
+        lambda spec, ranks: (make_plan(spec, ranks, 240_000), None),
+        None,
+    )
+    for row, run in zip(TABLE_3, planned, strict=True):
+        plan = run.plan
+        assert (run.name, plan.virtual_gpus, plan.global_batch) == (f"nodes-{row.nodes}", row.gpus, row.global_batch)
+        assert plan.peak_lr == pytest.approx(0.00125 * row.global_batch / 8) and plan.epochs == 100
+        assert run.nodes is not None and plan.ranks == 6 * run.nodes <= 6 * 384
+        assert plan.accumulation * plan.ranks == row.gpus and (run.nodes == row.nodes) == (row.nodes <= 384)
+
+
+def test_a_run_here_takes_the_fewest_ranks_that_are_as_fast_as_all(make_sweep: Callable[..., Sweep]) -> None:
+    sweep = make_sweep("grid: {scale.gpus: [1, 3, 4, 5, 6, 7, 8, 9, 10]}\n")
+    site = load_site("local", ["ranks_per_node=4"])
+    planned = plan_runs(sweep, site, lambda spec, ranks: (make_plan(spec, ranks, 512), None), None)
+    assert [run.plan.ranks for run in planned] == [1, 3, 4, 3, 3, 4, 4, 3, 4]
+
+
+def test_every_sweep_opens_with_what_a_reader_needs_and_has_a_folder_of_its_own() -> None:
+    files = sorted(FOLDER.glob("*.yaml"))
+    for path in files:
+        opening = "".join(takewhile(lambda line: line.startswith("#"), path.read_text().splitlines(keepends=True)))
+        assert "@" not in opening, "a figure that is still to be filled in"
+        assert all(word in opening for word in ("Source:", "Expect:", "Cost:", "Commands:", "%"))
+        assert f"summit-train sweep shipped:sweeps/{path.stem} " in opening
+    assert len({load_sweep(path).folder for path in files}) == len(files) == 4
