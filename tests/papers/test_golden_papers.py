@@ -6,25 +6,21 @@ After a change that is meant to change one, write the file again, and read each 
 
 from __future__ import annotations
 
-import difflib
-import os
 import shlex
-import tempfile
 from collections.abc import Iterator
 from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
 from types import ModuleType
-from typing import IO, Any
+from typing import Any
 
 import pytest
-from matplotlib.figure import Figure
 
 from summit_train.counts import count_network
 from summit_train.spec import dump_spec
 from tests.conftest import WriteSpec
 from tests.detectors import detector_spec
-from tests.page_values import save_values
+from tests.page_values import check_golden, write_golden
 from tests.papers.test_date import write_mnist
 from tests.worlds import ROOT, bench_script
 
@@ -43,12 +39,6 @@ SCRIPTS = (
 )
 
 
-def save(figure: Figure, content: IO[bytes], **options: Any) -> None:
-    """Write the words below and the values of a figure, in place of an SVG."""
-    content.write("".join(f"{text.get_text()}\n" for text in figure.texts).encode())
-    save_values(figure, content)
-
-
 def one_done(*args: Any) -> dict[str, Any]:
     """The values of a sweep, of which one run is done, and one that trains has validated."""
     values: dict[str, Any] = AS_VALUES(*args)
@@ -61,9 +51,8 @@ AS_VALUES = figure4.as_values
 
 
 def golden_lines() -> Iterator[str]:
-    """Yield the lines of the file; works in the present folder."""
+    """Yield the lines of the file."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Figure, "savefig", save)
         patch.setattr(figure4, "as_values", one_done)
         patch.setattr(latency, "count_network", count_network)  # which keeps its counts
         for script, words in SCRIPTS:
@@ -76,11 +65,8 @@ def golden_lines() -> Iterator[str]:
                 yield from Path("out.svg").read_text(encoding="utf-8").splitlines()
 
 
-def test_the_papers_tables_are_those_of_the_golden_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    golden = GOLDEN.read_text(encoding="utf-8").splitlines()
-    differing = list(difflib.unified_diff(golden, list(golden_lines()), n=0, lineterm=""))
-    assert not differing, "\n".join(differing)
+def test_the_papers_tables_are_those_of_the_golden_file() -> None:
+    check_golden(GOLDEN, golden_lines)
 
 
 REFUSED = [
@@ -129,6 +115,4 @@ def test_mistakes_are_one_line(
 
 
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as scratch:
-        os.chdir(scratch)
-        GOLDEN.write_text("".join(f"{line}\n" for line in golden_lines()), encoding="utf-8")
+    write_golden(GOLDEN, golden_lines)

@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import difflib
 import json
-import os
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import pytest
 from matplotlib.figure import Figure
@@ -22,7 +20,7 @@ from summit_train.core.files import write_text
 from summit_train.report.index import write_index
 from summit_train.report.page import render
 from summit_train.report.records import RunRecord, read_runs
-from tests.page_values import page_text, save_values
+from tests.page_values import check_golden, page_text, write_golden
 from tests.run_directories import Record, whole_log, write_folder
 from tests.worlds import ROOT
 
@@ -183,32 +181,21 @@ INDEXED = ("whole run", "no final evaluation", "killed", "several labels", "not 
 
 
 def every_page() -> dict[str, str]:
-    """Return the text of each case's page; of compared runs, what comes before the first; of two indexes.
-
-    Writes into the present folder.
-    """
+    """Return the text of each case's page; of compared runs, what comes before the first; of two indexes."""
+    paths = {name: write_folder(Path("runs"), name, **{"name": "run"} | CASES[name]) for name in CASES}
+    pages = {name: page_text(render([RunRecord(path)])) for name, path in paths.items()}
+    for names in COMPARED:
+        page = page_text(render(read_runs([paths[name] for name in names])))
+        pages[", ".join(names)] = page[: page.index("\nrun (runs/") + 1]
+    Path("few").mkdir()
+    for name in INDEXED:
+        Path("few", name).symlink_to(paths[name].absolute())
+    pages["an index"] = index_text(Path("few"))
+    write_text("runs/submitted/job/spec.yaml", "name: waits")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Figure, "savefig", save)
-        paths = {name: write_folder(Path("runs"), name, **{"name": "run"} | CASES[name]) for name in CASES}
-        pages = {name: page_text(render([RunRecord(path)])) for name, path in paths.items()}
-        for names in COMPARED:
-            page = page_text(render(read_runs([paths[name] for name in names])))
-            pages[", ".join(names)] = page[: page.index("\nrun (runs/") + 1]
-        Path("few").mkdir()
-        for name in INDEXED:
-            Path("few", name).symlink_to(paths[name].absolute())
-        pages["an index"] = index_text(Path("few"))
         patch.setattr(Figure, "savefig", lambda figure, content, **_: content.write(b"not drawn"))
-        write_text("runs/submitted/job/spec.yaml", "name: waits")
         pages["an index of all"] = index_text(Path("runs"))
     return pages
-
-
-def save(figure: Figure, content: IO[bytes], **options: Any) -> None:
-    """Write the size in inches and the values of a figure, in place of an SVG."""
-    width, height = figure.get_size_inches()
-    content.write(f"{width:.2f} x {height:.2f} inches\n".encode())
-    save_values(figure, content)
 
 
 def index_text(folder: Path) -> str:
@@ -216,8 +203,9 @@ def index_text(folder: Path) -> str:
     return page_text(Path("index.html").read_text(encoding="utf-8"))
 
 
-def golden_lines(pages: dict[str, str]) -> Iterator[str]:
+def golden_lines() -> Iterator[str]:
     """Yield the lines of the file: of a case's page those that differ from the whole run's, whose are cut."""
+    pages = every_page()
     whole = pages["whole run"].splitlines()
     for name, page in pages.items():
         yield f"==== {name}"
@@ -229,14 +217,9 @@ def golden_lines(pages: dict[str, str]) -> Iterator[str]:
 
 
 @pytest.mark.filterwarnings("error")
-def test_the_pages_are_those_of_the_golden_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    golden = GOLDEN.read_text(encoding="utf-8").splitlines()
-    differing = list(difflib.unified_diff(golden, list(golden_lines(every_page())), n=0, lineterm=""))
-    assert not differing, "\n".join(differing)
+def test_the_pages_are_those_of_the_golden_file() -> None:
+    check_golden(GOLDEN, golden_lines)
 
 
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as scratch:
-        os.chdir(scratch)
-        GOLDEN.write_text("".join(f"{line}\n" for line in golden_lines(every_page())), encoding="utf-8")
+    write_golden(GOLDEN, golden_lines)

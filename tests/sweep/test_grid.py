@@ -206,7 +206,7 @@ def test_an_override_of_what_the_runs_differ_in_is_refused(write: Write, axes: s
 
 
 def test_the_plan_of_each_row_of_table_3_is_the_papers() -> None:
-    """The LR is 0.00125 for every 8 samples; the last two rows are simulated on the 384 nodes of their quota at most."""
+    """The LR is 0.00125 for every 8 samples; of 384 nodes at most, the last two rows accumulate."""
     planned = plan_runs(
         load_sweep(FOLDER / "table3.yaml"),
         load_site("summit"),
