@@ -21,7 +21,6 @@ from summit_train.report.curves import pictures
 from summit_train.report.goodput import goodput_rows, restarts, time_spent
 from summit_train.report.mistakes import read_mistakes
 from summit_train.report.noise import noise_section
-from summit_train.report.rank_times import rank_times_picture
 from summit_train.report.records import RunRecord, read_runs
 
 if TYPE_CHECKING:
@@ -57,7 +56,7 @@ def environment() -> jinja2.Environment:
     pages = jinja2.Environment(loader=loader, autoescape=True, undefined=strict, trim_blocks=True, lstrip_blocks=True)
     pages.filters.update(percent=percent, show=show, duration=duration, counted=counted)
     read = (read_confusion, read_precisions, read_mistakes, read_section, noise_section, time_spent)
-    shown = (pictures, rank_times_picture, goodput_rows, restarts)
+    shown = (pictures, goodput_rows, restarts)
     pages.globals.update({function.__name__: function for function in (*read, *shown)}, tables=tables)
     return pages
 

@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from summit_train.report.curves import log_axis, pictures
+from summit_train.report.curves import _cells, log_axis, pictures
 from summit_train.report.figures import drawable, finite, moving_mean, smoothed, thinned
 from summit_train.report.observed import draw_observed
-from summit_train.report.rank_times import _cells
 from summit_train.report.records import RunRecord, read_runs
 from summit_train.report.results import Observed
 
