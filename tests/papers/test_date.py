@@ -257,23 +257,15 @@ def test_two_ranks_are_one_rank(tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 
 def test_seeds_are_put_together_and_the_best_lr_is_drawn(tmp_path: Path) -> None:
+    machine = {"hosts": {"h": 1}, "ranks": 1, "processor": "p", "cores": 2, "device": "cpu", "torch": "2"}
     common = {"task": "lstm", "epochs": 25, "precision": "fp32", "bounds": None, "peak_lr": 0.1, "diverged": False}
-    common["environment"] = {
-        "hosts": {"h": 1}, "ranks": 1, "processor": "p", "cores": 2, "device": "cpu",
-        "threads_per_rank": 1, "torch": "2",
-    }  # fmt: skip
-    runs = [
-        ("baseline", 128, None, [98.5, 98.7, 98.9]),
-        ("date", 8192, None, [98.0]),
-        ("adam", 8192, 0.001, [97.0]),
-        ("adam", 8192, 0.0005, [97.5]),
-        ("grid", 8192, 0.01, [90.0]),
-        ("grid", 8192, 0.1, [11.0]),
-    ]
-    for method, batch, lr, tests in runs:
-        for seed, test in enumerate(tests):
-            value = common | {"method": method, "batch": batch, "lr": lr, "seed": seed, "test": test}
-            (tmp_path / f"lstm_{method}_{batch}_{lr}_seed{seed}.json").write_text(json.dumps(value))
+    common["environment"] = machine | {"threads_per_rank": 1}
+    runs = [("baseline", 128, None, seed, test) for seed, test in enumerate((98.5, 98.7, 98.9))]
+    runs += [("date", 8192, None, 0, 98.0), ("adam", 8192, 0.001, 0, 97.0), ("adam", 8192, 0.0005, 0, 97.5)]
+    runs += [("grid", 8192, 0.01, 0, 90.0), ("grid", 8192, 0.1, 0, 11.0)]
+    for number, run in enumerate(runs):
+        values = common | dict(zip(("method", "batch", "lr", "seed", "test"), run, strict=True))
+        (tmp_path / f"lstm_{number}_seed.json").write_text(json.dumps(values))
     task, found = tasks.TASKS["lstm"], date.read_results(tmp_path, "lstm")
     rows = date.rows_of(found)
     assert [(row["method"], row["batch"]) for row in rows][:2] == [("baseline", 128), ("date", 8192)]
