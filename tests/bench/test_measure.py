@@ -38,6 +38,12 @@ def test_rounds_go_forwards_and_backwards() -> None:
         ("step SPEC --synthetic --peak nan", "--peak must be above 0"),
         ("scaling SPEC", "data.train: missing.csv not found"),
         ("scaling SPEC --synthetic --ranks 2", "two or more numbers"),
+        (
+            "lr SPEC --steps 17",
+            "--steps must be at least 18, and --from below --to, got 17, 1e-06 and 1; try the defaults",
+        ),
+        ("lr SPEC --from 1", "--steps must be at least 18, and --from below --to, got 100, 1 and 1; try the defaults"),
+        ("lr SPEC --from 0", "--from must be above 0 and finite, got 0"),
         ("lr SPEC --out /dev/null/a.png", "--out /dev/null/a.png: cannot be written"),
         ("scaling SPEC --out a.png", "--out was removed; draw it by `python papers/figure3.py c --specs SPEC --out"),
         ("loader SPEC --clips 0", "--clips must be above 0"),
