@@ -20,11 +20,6 @@ PLAN |= {"steps_per_epoch": 10, "total_steps": 40, "peak_lr": 0.01}
 Record = dict[str, Any]
 
 
-@pytest.fixture
-def run_records() -> Callable[[], list[Record]]:
-    return whole_log
-
-
 def whole_log() -> list[Record]:
     """The records of a whole run: start, steps, one validation and one checkpoint an epoch."""
     noise = random.Random(0)

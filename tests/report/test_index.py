@@ -16,6 +16,7 @@ from summit_train.report.overlay import MOST_NAMED, RunCurves, overlay
 from summit_train.report.records import RunRecord
 from tests.killing import another_holds
 from tests.report.test_page import HOSTILE, Page
+from tests.run_directories import whole_log
 
 BRIEF = ("metrics.jsonl",)
 
@@ -61,9 +62,9 @@ def test_the_page_is_one_file_whose_only_script_is_ours(write_run, tmp_path):
     assert len(index.rows) == 2 and rows[0]["mean"] == "96.875"
 
 
-def test_the_index_keeps_a_curve_of_a_long_run_and_not_its_records(write_run, run_records, tmp_path):
-    step = next(line for line in run_records() if line["kind"] == "step")
-    lines = [run_records()[0], *(step | {"step": number, "loss": float(number)} for number in range(1, 6001))]
+def test_the_index_keeps_a_curve_of_a_long_run_and_not_its_records(write_run, tmp_path):
+    step = next(line for line in whole_log() if line["kind"] == "step")
+    lines = [whole_log()[0], *(step | {"step": number, "loss": float(number)} for number in range(1, 6001))]
     path = write_run("runs/long", lines=lines)
     (row,) = read_index(path.parent).rows
     curves = row.curves
@@ -74,8 +75,8 @@ def test_the_index_keeps_a_curve_of_a_long_run_and_not_its_records(write_run, ru
     assert overlay({"long": curves}) is not None
 
 
-def test_of_many_runs_the_best_have_names_and_all_are_on_the_page(write_run, run_records, monkeypatch):
-    lines = run_records()[:12]
+def test_of_many_runs_the_best_have_names_and_all_are_on_the_page(write_run, monkeypatch):
+    lines = whole_log()[:12]
     runs = [write_run(f"run {i} with a name of some length and more", lines=lines, top1=50.0 + i) for i in range(24)]
     drawn: list[Figure] = []
     monkeypatch.setattr(Figure, "savefig", lambda figure, content, **_: drawn.append(figure))

@@ -8,6 +8,7 @@ import pytest
 from summit_train.core.errors import UserError
 from summit_train.report.records import RunRecord, read_runs
 from summit_train.report.results import read_observed
+from tests.run_directories import whole_log
 
 
 def test_a_whole_run_is_read(write_run):
@@ -17,16 +18,16 @@ def test_a_whole_run_is_read(write_run):
     assert run.log.seconds == pytest.approx(sum(step.step_s for step in run.log.steps) + 4 * 0.25)
 
 
-def test_median_throughput_ignores_a_slow_start(write_run, run_records):
-    lines = run_records()
+def test_median_throughput_ignores_a_slow_start(write_run):
+    lines = whole_log()
     rates = [line["clips_per_second"] for line in lines if line["kind"] == "step"]
     lines[1]["clips_per_second"] = 0.01
     assert min(rates) <= RunRecord(write_run(lines=lines)).clips_per_second <= max(rates)
 
 
-def test_without_a_plan_steps_per_epoch_come_from_the_records(write_run, run_records):
+def test_without_a_plan_steps_per_epoch_come_from_the_records(write_run):
     assert RunRecord(write_run("all", leave_out=("plan.json",))).steps_per_epoch == 10
-    first_epoch = [line for line in run_records() if line["step"] < 10]
+    first_epoch = [line for line in whole_log() if line["step"] < 10]
     assert RunRecord(write_run("one", lines=first_epoch, leave_out=("plan.json",))).steps_per_epoch is None
 
 

@@ -57,6 +57,13 @@ def begin_of(write_run):
     return one
 
 
+def change_spec(run: Path, **sections: dict[str, Any]) -> None:
+    spec = yaml.safe_load((run / "spec.yaml").read_text())
+    for section, values in sections.items():
+        spec[section] |= values
+    (run / "spec.yaml").write_text(yaml.safe_dump(spec))
+
+
 def states(sweep: Sweep) -> list[str]:
     return [row.state for row in read_rows(sweep)]
 
@@ -138,11 +145,7 @@ def test_a_run_whose_directory_another_process_holds_is_running(sweep, begin):
 
 
 def test_a_run_of_another_spec_is_neither_a_result_nor_started_again(sweep, begin):
-    path = begin(0)
-    spec = yaml.safe_load((path / "spec.yaml").read_text())
-    spec["optimizer"]["base_lr"] = 0.5
-    spec["data"]["root"] = "elsewhere"  # where data lie makes no other experiment
-    (path / "spec.yaml").write_text(yaml.safe_dump(spec))
+    change_spec(begin(0), optimizer={"base_lr": 0.5}, data={"root": "elsewhere"})  # the same data in another folder
     row = read_rows(sweep)[0]
     assert (row.state, row.note) == ("changed", "optimizer.base_lr was 0.5, the sweep has 0.00125")
     with pytest.raises(UserError, match=r"gpus-1: optimizer\.base_lr was 0\.5.*; give the sweep another name"):
@@ -162,9 +165,7 @@ def test_a_run_without_the_sweeps_growing_batch_is_changed(sweep, begin):
 
 def test_the_csv_has_the_measures_of_every_run(sweep, begin):
     """A run that was begun with another task has others than the sweep."""
-    path = begin(1)
-    spec = yaml.safe_load((path / "spec.yaml").read_text())
-    (path / "spec.yaml").write_text(yaml.safe_dump(spec | {"loss": {"kind": "detection"}}))
+    change_spec(begin(1), loss={"kind": "detection"})
     rows = write_sweep(sweep, {})
     header, *lines = csv.reader((sweep.folder / "table.csv").read_text().splitlines())
     assert header == list(rows[1].values()) and set(header) > set(rows[0].values())
