@@ -226,7 +226,7 @@ def test_views_are_crops_of_the_scaled_picture_clip_by_clip(video: Path) -> None
     np.testing.assert_array_equal(views[3], whole[[2, 0], 2:14, 14:][:, :, ::-1])
 
 
-@pytest.mark.parametrize(("degrees", "turns"), [(90, 1), (180, 2), (-90, 3)])
+@pytest.mark.parametrize(("degrees", "turns"), [(90, 1), (-90, 3)])
 def test_the_display_matrix_turns_pictures_upright(tmp_path: Path, degrees: int, turns: int) -> None:
     write_video(tmp_path / "stored.mp4", _numbered(14))
     write_video(tmp_path / "turned.mp4", _numbered(14), rotation=degrees)
@@ -239,14 +239,6 @@ def test_the_display_matrix_turns_pictures_upright(tmp_path: Path, degrees: int,
     with av.open(str(tmp_path / "turned.mp4")) as container:
         assert abs(next(container.decode(video=0)).rotation) == abs(degrees)
     assert (info.width, info.height) == upright.shape[2:0:-1]
-
-
-def test_odd_sides(tmp_path: Path) -> None:
-    frames = np.full((3, 31, 47, 3), 70, np.uint8)
-    write_video(tmp_path / "odd.mp4", frames)
-    clip = read_clip(tmp_path / "odd.mp4", _every, lambda w, h: View(w, h, 1, 1, w - 2, h - 2), 3)
-    assert clip.shape == (3, 29, 45, 3)
-    np.testing.assert_allclose(clip, 70, atol=2)
 
 
 @pytest.mark.parametrize(
@@ -390,16 +382,6 @@ def test_a_video_beyond_a_limit_is_refused(video: Path, limits: Limits, reason: 
             read_clip(video, lambda n: np.array([n - 1]), all_of, count, limits=limits)
     with pytest.raises(DecodeError, match=reason):
         probe(video, limits)
-
-
-def test_the_time_in_which_a_process_was_stopped_does_not_count() -> None:
-    budget = Budget("a.mp4", Limits(seconds=20))
-    budget.check()
-    budget._checked -= 1000  # type: ignore[operator]
-    budget.check()  # ten seconds of those count
-    budget._checked -= 11  # type: ignore[operator]
-    with pytest.raises(DecodeError, match="takes longer than 20 s to read"):
-        budget.check()
 
 
 def test_the_decoder_itself_refuses_a_size_that_only_comes_later(tmp_path: Path) -> None:
