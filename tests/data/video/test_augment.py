@@ -87,18 +87,13 @@ def test_a_box_has_the_drawn_area_and_aspect_and_any_place() -> None:
     assert 0.079 < areas.min() < 0.09 and 0.9 < areas.max() <= 1
     assert 0.74 < aspects.min() < 0.76 and 1.32 < aspects.max() < 1.35
     assert all(left + width <= 400 and top + height <= 300 for (width, height), (left, top) in boxes)
-    corners = {(left == 0, top == 0) for _, (left, top) in boxes}
-    assert len(corners) == 4
+    assert len({(left == 0, top == 0) for _, (left, top) in boxes}) == 4
     # With all of the area and no aspect that fits, the centre: 300 x 4/3 of 600 x 300, 3/4 of a frame that is upright.
     assert augment.draw_box((1.0, 1.0), 600, 300, rng.key(0, "augment")) == ((400, 300), (100, 0))
     assert augment.draw_box((1.0, 1.0), 300, 600, rng.key(0, "augment")) == ((300, 400), (0, 100))
-
-
-def test_the_drawn_box_becomes_the_crop() -> None:
-    # The whole of 100 x 100 becomes 50 x 50; a box of 600 x 300 is its middle 400 x 300, both sides 50.
-    assert _view("rand_augment", 600, 300, 0, crop=60, rand_augment={"crop_area": (1.0, 1.0)}, flip=False) == View(
-        90, 60, 15, 0, 60, 60
-    )
+    # The box becomes the crop: both its sides 60.
+    view = _view("rand_augment", 600, 300, 0, crop=60, rand_augment={"crop_area": (1.0, 1.0)}, flip=False)
+    assert view == View(90, 60, 15, 0, 60, 60)
 
 
 @pytest.mark.parametrize(
