@@ -58,12 +58,6 @@ def test_draws_are_a_function_of_epoch_and_clip_on_any_rank_and_worker(manifest:
     assert len(set(first)) > 10 and len(set(second)) > 10 and sum(map(int.__eq__, first, second)) < 5
 
 
-def test_each_view_of_a_repeated_clip_has_its_own_draws(manifest: Manifest, two: list[Any]) -> None:
-    with open_batches(manifest, data_spec(augment=two, repeats=2), end_step=1) as batches:
-        marks = np.concatenate([_marks(batch) for batch in batches])
-    assert len(marks) == 8 and (marks[::2] != marks[1::2]).any(1).all()
-
-
 def test_they_follow_the_built_in_one_and_change_none_of_its_draws(manifest: Manifest, two: list[Any]) -> None:
     for first in ("scale_jitter", "multi_scale_crop", "rand_augment"):
         plain, own = data_spec(augment=first), data_spec(augment=[{"kind": first}, *two[1:]])

@@ -10,18 +10,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from summit_train.core.errors import UserError
 from summit_train.data.batches.loader import TrainingClips, test_batches, training_batches
 from summit_train.data.batches.order import Order
 from summit_train.data.batches.stores import open_store
 from summit_train.data.manifest import ManifestRow, read_manifest, write_manifest
-from summit_train.data.manifest.files import FileStore
 from summit_train.data.video.encode import write_video
-from summit_train.data.video.render import Frames
-from summit_train.data.video.source import DecodeError
 from summit_train.data.video.span import WHOLE, Span
 from summit_train.spec import DataSpec, EvaluateSpec
-from tests.data.clips import all_of, stored_clip
 
 NUM_FRAMES = 14
 FRAMES = np.random.default_rng(3).integers(0, 256, (NUM_FRAMES, 4, 5, 3), np.uint8).repeat(8, 1).repeat(8, 2)
@@ -81,19 +76,3 @@ def test_frame_numbers_are_those_in_the_video(tmp_path: Path, is_reversed: bool,
     assert tested.frames.tolist() == [numbers]
     for number, seen in zip(numbers, tested.views[0].numpy(), strict=True):
         assert np.abs(FRAMES.astype(int) - seen).mean((1, 2, 3)).argmin() == number
-
-
-@pytest.mark.parametrize("num_frames", [None, NUM_FRAMES, 30])  # the manifest may be wrong about the file too
-def test_a_span_of_a_video_of_key_frames_and_others(tmp_path: Path, num_frames: int | None) -> None:
-    write_video(tmp_path / "a.mp4", FRAMES, key_every=5)
-
-    def read(span: Span) -> Frames:
-        write_manifest(tmp_path / "list.csv", [ManifestRow("a.mp4", 0, num_frames, span=span)])
-        return stored_clip(FileStore(read_manifest(tmp_path / "list.csv"), str(tmp_path)), 0, np.arange, all_of)
-
-    every = read(WHOLE)
-    for span in (Span(0, 3), Span(4, 11), Span(13), Span(7, 8)):
-        np.testing.assert_array_equal(read(span), every[span.start : span.end if span.end > 0 else None])
-    with pytest.raises(UserError, match=r"14 frames.* 10:20") as caught:
-        read(Span(10, 20))
-    assert isinstance(caught.value, DecodeError) == (num_frames != NUM_FRAMES)  # else the manifest itself is wrong

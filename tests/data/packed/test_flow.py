@@ -130,10 +130,7 @@ def test_bad_clips_are_named(videos: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (
-            ["--method", "tvl1", "--preset", "fast"],
-            "--preset must be used with --method dis, got --method tvl1",
-        ),
+        (["--method", "tvl1", "--preset", "fast"], "--preset must be used with --method dis, got --method tvl1"),
         (["--bound", "0"], "bound must be more than 0 and at most 1024 pixels, got 0.0"),
         (["--quality", "100"], "quality must be 1 to 95, got 100"),
         ([], "pip install 'summit_train[flow]'"),
@@ -190,12 +187,7 @@ def test_the_command_wants_the_bound(given: FileStore, tmp_path: Path, say: Say)
     write_manifest(tmp_path / "list.csv", [ManifestRow("b", 1)])
     for kind, bound, status, message in (
         ("bytes", (), 2, "b: must hold one series of frames such as 00001.jpg, got x_*.png, y_*.png"),
-        (
-            "jpeg",
-            ("--bound", 20),
-            2,
-            "--bound must be used with --kind bytes, got --kind jpeg",
-        ),
+        ("jpeg", ("--bound", 20), 2, "--bound must be used with --kind bytes, got --kind jpeg"),
         ("bytes", ("--bound", 20), 0, ""),
     ):
         words = (tmp_path / "list.csv", tmp_path / "out", "--workers", 0, "--kind", kind, *bound)
