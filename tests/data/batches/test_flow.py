@@ -91,12 +91,7 @@ def test_a_flipped_clip_is_the_flow_of_the_flipped_clip(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "boxes"),
-    [
-        ({}, {64, 56, 48}),
-        ({"crop_scales": (0.5,)}, {32}),
-        ({"modality": "rgb"}, {64, 56, 48, 42}),
-    ],
+    ("changes", "boxes"), [({}, {64, 56, 48}), ({"crop_scales": (0.5,)}, {32}), ({"modality": "rgb"}, {64, 56, 48, 42})]
 )
 def test_flow_is_cropped_at_three_scales_and_pictures_at_four(changes: dict[str, Any], boxes: set[int]) -> None:
     data = _spec(augment="multi_scale_crop", crop=16, **changes)

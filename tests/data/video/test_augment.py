@@ -136,11 +136,7 @@ def test_the_opposite_of_a_component_of_flow() -> None:
 # Frames.
 
 
-COUNTS = {
-    "num_video_frames": st.integers(1, 400),
-    "num_frames": st.integers(1, 33),
-    "stride": st.integers(1, 9),
-}
+COUNTS = {"num_video_frames": st.integers(1, 400), "num_frames": st.integers(1, 33), "stride": st.integers(1, 9)}
 
 
 def _train(kind: str, num_video_frames: int, num_frames: int, stride: int, draw: int = 0) -> list[int]:

@@ -286,11 +286,7 @@ NO_VIDEO = "is not a video in a supported format"
 def test_what_is_no_video_says_why(tmp_path: Path, make: Callable[[Path], object], reason: str) -> None:
     path = tmp_path / "thing.mp4"
     make(path)
-    for read in (
-        probe,
-        lambda path: read_clip(path, _every, all_of),
-        lambda path: read_clip(path, _every, all_of, 9),
-    ):
+    for read in (probe, lambda path: read_clip(path, _every, all_of), lambda path: read_clip(path, _every, all_of, 9)):
         with pytest.raises(DecodeError, match=reason) as caught:
             read(path)
         assert caught.value.path == str(path) and str(path) in str(caught.value)

@@ -15,14 +15,7 @@ from numpy.typing import NDArray
 from summit_train.data.video.encode import write_video
 from summit_train.data.video.render import Renderer, upright_size
 from summit_train.data.video.source import DecodeError
-from summit_train.data.video.stream import (
-    Reading,
-    StreamFrame,
-    duration_of,
-    file_frames,
-    pipe_frames,
-    raw_frames,
-)
+from summit_train.data.video.stream import Reading, StreamFrame, duration_of, file_frames, pipe_frames, raw_frames
 from tests.data.clips import CLIPS, all_of, needs_clips, read_clip
 
 Frames = NDArray[np.uint8]
