@@ -10,11 +10,12 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from summit_train.core import rng
-from summit_train.data.loading import Store, Variation, read_clip, read_training_clip, varied, whole_video
+from summit_train.data.batches.loader import Variation, varied
+from summit_train.data.loading import Store, read_clip, read_training_clip, whole_video
 from summit_train.data.manifest import read_manifest
 from summit_train.data.manifest.files import FileStore
 from summit_train.data.video.augment import View, train_frames, train_view
-from summit_train.data.video.clips import Frames
+from summit_train.data.video.render import Frames
 from summit_train.spec import DataSpec
 from tests.data.clips import all_of
 

@@ -14,8 +14,9 @@ from summit_train.data.manifest import Manifest
 from summit_train.data.manifest.files import FileStore, located_root
 from summit_train.data.packed.read import ShardStore, staged_folder
 from summit_train.data.video.augment import View, mirrored_x
-from summit_train.data.video.clips import ArrayClip, DerivedClip, Frames, Numbers
+from summit_train.data.video.clips import ArrayClip, DerivedClip, Numbers
 from summit_train.data.video.pictures import holds_flow
+from summit_train.data.video.render import Frames
 from summit_train.data.video.source import RAISE_SECONDS, Limits
 from summit_train.spec import DataSpec
 

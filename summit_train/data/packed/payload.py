@@ -27,7 +27,7 @@ from summit_train.data.packed.format import (
 )
 from summit_train.data.video.augment import View, scaled_size
 from summit_train.data.video.clips import ChooseAgain, VideoClip
-from summit_train.data.video.decode import count_packets, naming_errors
+from summit_train.data.video.decode import count_packets, ffmpeg_errors
 from summit_train.data.video.encode import Encoding, encoder, jpeg
 from summit_train.data.video.flow import encode, flow_method, grey
 from summit_train.data.video.pictures import decode_picture, holds_pictures, list_pictures
@@ -205,7 +205,7 @@ class _Content:
         self.parts.clear()
         self._num_held = 0
         self._renderer = None
-        with naming_errors(self._path):
+        with ffmpeg_errors(self._path):
             pictures = map(self._render, frames)
             if self._packing.kind == "video":
                 self._add_video(pictures)

@@ -23,13 +23,12 @@ from summit_train.data.video.decode import (
     check_whole,
     count_packets,
     every_frame,
+    ffmpeg_errors,
     frames_by_jumps,
-    naming_errors,
 )
 from summit_train.data.video.pictures import decode_picture, list_pictures
 from summit_train.data.video.region import WHOLE_FRAME, Region
-from summit_train.data.video.render import Frames as Frames
-from summit_train.data.video.render import Renderer, upright_size
+from summit_train.data.video.render import Frames, Renderer, upright_size
 from summit_train.data.video.source import LIMITS, Budget, DecodeError, Encoded, Limits, read_bytes
 from summit_train.data.video.span import Span
 
@@ -125,7 +124,7 @@ class DecodedClip(OpenClip):
         self._begun = None
         render = Renderer(views, is_grey=self.is_grey)
         pictures = dict[int, list[Frames]]()
-        with naming_errors(self._budget.name):
+        with ffmpeg_errors(self._budget.name):
             for number, frame in decoded:
                 if number == wanted[0] and size not in (None, upright_size(frame)):
                     raise ChooseAgain

@@ -65,7 +65,7 @@ def open_video(
     """
     if pipe is None:
         video.check()
-    with naming_errors(video.name), ExitStack() as stack:
+    with ffmpeg_errors(video.name), ExitStack() as stack:
         # An opened file: PyAV would take a name such as "a:b.mp4" for a protocol, and refuse one that is not UTF-8.
         if pipe is None:
             pipe = stack.enter_context(video.opened())
@@ -105,8 +105,8 @@ def main_track(tracks: list[VideoStream]) -> VideoStream:
 
 
 @contextmanager
-def naming_errors(name: str) -> Iterator[None]:
-    """Turn the errors of FFmpeg in the block into DecodeErrors."""
+def ffmpeg_errors(name: str) -> Iterator[None]:
+    """Turn the errors of FFmpeg in the block into DecodeErrors of this video."""
     try:
         yield
     except av.FFmpegError as error:

@@ -31,14 +31,13 @@ class Encoding:
 
     codec: by default libx264 if this PyAV has it, else mpeg4. quality: x264's constant rate factor, 0 is the finest
     (mpeg4 takes a sixth of it for its quantiser). key_every: frames between key frames. b_frames: in a row, at most.
-    rotation: degrees counterclockwise, for the display matrix. tick: seconds [1 / fps].
+    tick: seconds [1 / fps].
     """
 
     codec: str = "libx264" if "libx264" in av.codecs_available else "mpeg4"
     quality: int = 18
     key_every: int = 12
     b_frames: int = 2
-    rotation: int = 0
     tick: Fraction | None = None
 
 
@@ -84,7 +83,6 @@ def encoder(
         context.thread_count, context.gop_size, context.max_b_frames = 1, encoding.key_every, encoding.b_frames
         if encoding.tick is not None:
             context.time_base = encoding.tick
-        stream.set_display_rotation(encoding.rotation)
 
         def write(picture: Frames, time: int) -> None:
             frame = VideoFrame.from_ndarray(picture, "rgb24")
@@ -95,18 +93,11 @@ def encoder(
         container.mux(stream.encode(None))
 
 
-def write_video(
-    path: str | os.PathLike[str],
-    frames: Frames,
-    fps: int | Fraction = 25,
-    *,
-    times: Sequence[int] | None = None,
-    **how: Any,
-) -> None:
-    """Encode uint8 RGB frames (T, H, W, 3). times: in units of 1 / fps, rising [0, 1, 2, ...]. how: as of Encoding."""
+def write_video(path: str | os.PathLike[str], frames: Frames, fps: int | Fraction = 25, **how: Any) -> None:
+    """Encode uint8 RGB frames (T, H, W, 3). how: as of Encoding."""
     _, height, width, _ = frames.shape
     with open_writer(path, (width, height), fps, Encoding(**how)) as write:
-        for picture, time in zip(frames, range(len(frames)) if times is None else times, strict=True):
+        for time, picture in enumerate(frames):
             write(picture, time)
 
 

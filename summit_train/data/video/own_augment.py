@@ -8,13 +8,11 @@ from contextlib import contextmanager
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from summit_train.core import rng
 from summit_train.core.errors import UserError
 from summit_train.core.own_parts import OwnPart
-
-Frames = NDArray[np.uint8]
+from summit_train.data.video.render import Frames
 
 
 class OwnAugment:

@@ -22,7 +22,7 @@ from PIL import ExifTags, Image
 
 from summit_train.data.video.decode import codec_options
 from summit_train.data.video.render import upright_size
-from summit_train.data.video.source import NO_HURRY, Budget, DecodeError, VideoInfo, naming_file, read_bytes
+from summit_train.data.video.source import NO_HURRY, Budget, DecodeError, VideoInfo, file_errors, read_bytes
 
 # By a picture's first bytes: its codec, and what is among its last bytes.
 _PICTURES = {b"\xff\xd8": ("mjpeg", b"\xff\xd9"), b"\x89PNG": ("png", b"IEND")}
@@ -147,7 +147,7 @@ def _series(folder: str) -> tuple[dict[str, list[tuple[int, str]]], list[tuple[s
 
     Return also the pairs of series that are the two components of flow, x first.
     """
-    with naming_file(folder):
+    with file_errors(folder):
         matches = [match for name in os.listdir(folder) if (match := _NUMBERED.fullmatch(name))]
     series: dict[str, list[tuple[int, str]]] = {}
     for match in sorted(matches, key=lambda match: (match[1], match[3], int(match[2]), match[0])):

@@ -87,8 +87,8 @@ class Budget:
 
 
 @contextmanager
-def naming_file(name: str) -> Iterator[None]:
-    """Turn the OSErrors of the block into DecodeErrors."""
+def file_errors(name: str) -> Iterator[None]:
+    """Turn the OSErrors of the block into DecodeErrors of this file."""
     try:
         yield
     except OSError as error:
@@ -191,7 +191,7 @@ class Encoded:
 
     def pieces(self) -> Iterator[bytes]:
         """Yield the bytes in pieces. Raises DecodeError if the file has changed or cannot be read."""
-        with naming_file(self.name), self.opened() as file:
+        with file_errors(self.name), self.opened() as file:
             yield from iter(partial(file.read, _PIECE_BYTES), b"")
         self.check()
 
@@ -233,7 +233,7 @@ class VideoInfo:
 def load_video(path: str, sha256: bytes | None) -> Encoded:
     """Read a file, or only name it if it is too large to hold. Raises DecodeError if its SHA-256 differs."""
     video = Encoded(path, state=Encoded(path).check())
-    with naming_file(path):
+    with file_errors(path):
         if os.path.getsize(path) <= MAX_HELD_BYTES:
             content = read_file(path)
             video.check()
@@ -245,5 +245,5 @@ def load_video(path: str, sha256: bytes | None) -> Encoded:
 
 def read_bytes(path: str) -> bytes:
     """Read a file whole. Raises DecodeError."""
-    with naming_file(path):
+    with file_errors(path):
         return read_file(path)

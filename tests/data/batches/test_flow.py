@@ -11,7 +11,6 @@ import pytest
 
 from summit_train.core import rng
 from summit_train.core.errors import UserError
-from summit_train.data.batches import loader
 from summit_train.data.batches.order import Order
 from summit_train.data.batches.stores import FlowStore, Store, open_store
 from summit_train.data.manifest import Manifest, ManifestRow, read_manifest, write_manifest
@@ -111,7 +110,7 @@ def test_a_packed_set_of_flow_gives_the_same_clips(tmp_path: Path) -> None:
             assert np.array_equal(_read(packed, [0, 1, 1], clip, view), _read(raw, [0, 1, 1], clip, view))
     order, found = Order(2, 3, 1, 2, 1), []
     for data, store in ((_spec(workers=1), packed), (_spec(), raw)):
-        with loader.training_batches(reader(data, store, order), order, 0, 1, range(2)) as batches:
+        with reader(data, store, order).batches(order, 0, 1, range(2)) as batches:
             found.append([batch.clips.numpy().tobytes() for batch in batches])
     assert found[0] == found[1]
 

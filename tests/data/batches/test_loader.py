@@ -63,7 +63,7 @@ def test_a_clip_that_balance_draws_again_is_seen_differently(manifest: Manifest)
     """Each draw of a rare clip has pixels of its own; RandAugment and repeats go on from there."""
     data = data_spec(balance="classes", augment="rand_augment", repeats=2)
     order = Order(len(manifest), 5, 4, 2, 1, classes=(np.array([3], np.int32), np.array([0, 1], np.int32)))
-    with loader.training_batches(reader(data, open_store(data, manifest), order), order, 0, 1, range(1)) as batches:
+    with reader(data, open_store(data, manifest), order).batches(order, 0, 1, range(1)) as batches:
         seen = [clip.numpy().tobytes() for b in batches for clip, at in zip(b.clips, b.ids, strict=True) if at == 3]
     assert len(seen) == 8 and len(set(seen)) > 4
 

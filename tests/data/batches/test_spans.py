@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from summit_train.data.batches.loader import TrainingClips, test_batches, training_batches
+from summit_train.data.batches.loader import TrainingClips, test_batches
 from summit_train.data.batches.order import Order
 from summit_train.data.batches.stores import open_store
 from summit_train.data.manifest import ManifestRow, read_manifest, write_manifest
@@ -34,7 +34,7 @@ def _batches(folder: Path, row: ManifestRow, data: DataSpec) -> tuple[Any, Any]:
     store = open_store(data, read_manifest(folder / "list.csv"))
     order = Order(1, 7, virtual_gpus=1, clips_per_gpu=1, steps_per_epoch=1)
     read = TrainingClips(data, store, order.seed)
-    drawn = [batch.clips.numpy() for batch in training_batches(read, order, 0, 1, range(2))]
+    drawn = [batch.clips.numpy() for batch in read.batches(order, 0, 1, range(2))]
     (tested,) = test_batches(data, EvaluateSpec(clips=3, crops=1, short_side=24), store, [0])
     return np.concatenate(drawn), tested.views.numpy()
 

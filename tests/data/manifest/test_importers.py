@@ -166,6 +166,9 @@ def test_class_folders_of_videos_pictures_and_flow(tmp_path: Path) -> None:
     *found, uneven = _read(tmp_path, "folders", {}).located(str(tmp_path))
     assert found == [ManifestRow("run/a.mp4", 0), ManifestRow("walk/clip", 1, 4), ManifestRow("walk/flow", 1, 1)]
     assert "holds 2 pictures flow_x_*.jpg and 1 pictures flow_y_*.jpg: number 2 is only in one" in str(uneven)
+    (tmp_path / "walk/z").symlink_to("not/mounted")
+    with pytest.raises(UserError, match="walk/z: is a link to not/mounted, which is not there"):
+        _read(tmp_path, "folders", {})
 
 
 def test_a_set_is_imported_split_by_split_and_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

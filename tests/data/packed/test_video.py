@@ -21,7 +21,7 @@ from summit_train.data.video.encode import write_video
 from summit_train.data.video.render import Frames
 from summit_train.data.video.source import Encoded
 from summit_train.data.video.span import WHOLE, Span
-from tests.data.clips import CLIPS, all_of, needs_clips, probe, stored_clip
+from tests.data.clips import CLIPS, all_of, needs_clips, probe, stored_clip, write_as
 from tests.data.packed.conftest import all_frames, bad_clips, packed_store, stored
 
 NUM_FRAMES = 21
@@ -49,7 +49,7 @@ SOURCES: dict[str, tuple[Frames, dict[str, Any]]] = {
 def test_frame_i_is_the_clips_frame_i(tmp_path: Path, name: str) -> None:
     if name in SOURCES:
         frames, how = SOURCES[name]
-        write_video(tmp_path / name, frames, **how)
+        write_as(tmp_path / name, frames, **how)
     else:
         (tmp_path / name).mkdir()
         for number, frame in enumerate(FRAMES):

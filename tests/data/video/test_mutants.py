@@ -27,7 +27,7 @@ from summit_train.data.manifest import ManifestRow, read_manifest, write_manifes
 from summit_train.data.manifest.files import FileStore
 from summit_train.data.video.encode import write_video
 from summit_train.data.video.source import DecodeError, Limits
-from summit_train.data.video.stream import Reading, file_frames, pipe_frames
+from summit_train.data.video.stream import Progress, file_frames, pipe_frames
 from tests.data.clips import all_of, probe, read_clip, stored_clip, write_sound
 
 SEED = 20191
@@ -227,15 +227,15 @@ def test_the_decoder_alone_survives_all_of_them(mutants: Mutants) -> None:
 @pytest.mark.parametrize("is_piped", [False, True])
 def test_a_stream_of_each_of_them_ends_and_says_what_it_lacks(mutants: Mutants, is_piped: bool) -> None:
     for name in sorted(mutants.kinds):
-        path, reading = mutants.folder / name, Reading()
+        path, progress = mutants.folder / name, Progress()
         if is_piped and not path.is_file():
             continue
         try:
             with FileIO(path) if is_piped else nullcontext() as pipe:
-                frames = file_frames(str(path), reading) if pipe is None else pipe_frames(pipe, reading)
+                frames = file_frames(str(path), progress) if pipe is None else pipe_frames(pipe, progress)
                 num_whole = sum(1 for _ in frames)
         except DecodeError as error:
             assert "\n" not in str(error), name
         else:
-            assert num_whole == reading.num_frames - reading.num_damaged, name
-            assert num_whole == NUM_FRAMES or reading.damage, name
+            assert num_whole == progress.num_frames - progress.num_damaged, name
+            assert num_whole == NUM_FRAMES or progress.damage, name

@@ -9,7 +9,8 @@ import pytest
 from PIL import Image
 
 from summit_train.core import rng
-from summit_train.data.video.rand_augment import KINDS, Frames, apply_operations, draw_operations
+from summit_train.data.video.rand_augment import KINDS, apply_operations, draw_operations
+from summit_train.data.video.render import Frames
 from summit_train.spec.model_data import RandAugmentSpec
 from tests.timms import draw_from, needs_timm, timm_module
 
