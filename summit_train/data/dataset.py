@@ -66,7 +66,7 @@ class Dataset:
         return self._reader(order.seed).batches(self._balanced(order), rank, ranks, steps)
 
     def training_clips(self, order: Order, epoch: int) -> tuple[TrainingClips, dict[int, Draw]]:
-        """Return what reads single clips as training does, and the first draw of each that an epoch, from 0, takes."""
+        """Return the reader of single training clips, and the first draw of each clip in an epoch, from 0."""
         read = self._reader(order.seed)
         order = self._balanced(order)
         numbers = order.step_numbers_per_epoch or order.steps_per_epoch

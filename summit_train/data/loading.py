@@ -1,4 +1,4 @@
-"""From a clip of a list to arrays: which frames, which views, their pixels, and what an annotation says of them.
+"""From a clip of a list to arrays: its frames, its views, their pixels, and its boxes in them.
 
 What is drawn for training is a function of a key, (seed, epoch, clip), and of nothing else: not of the rank or the
 worker that reads the clip.
@@ -50,7 +50,7 @@ class Decoded(NamedTuple):
     size: tuple[int, int]
 
     def targets(self, manifest: Manifest, clip: int) -> Targets:
-        """Return what the views show of a clip's boxes; nothing of a list without any. Raises DecodeError."""
+        """Return a clip's boxes in each view; nothing for a list without boxes. Raises DecodeError."""
         if (boxes := manifest.boxes) is None:
             return []
         boxes.check(clip, manifest.path(clip), manifest.clip(clip).span.start + self.num_frames, *self.size)

@@ -211,7 +211,7 @@ class TrainingClips:
 
     @cached_property
     def _variations(self) -> list[Variation]:
-        """Return what varies the crops of a clip, one after the other."""
+        """Return the variations of a clip's crops, in the order in which they are applied."""
         variations: list[Variation] = []
         if self.data.built_in_augment == "rand_augment":
             vary = RandAugment(**self.data.rand_augment_settings.model_dump())
@@ -227,7 +227,7 @@ class TrainingClips:
         """Return a rank's micro-batches of `steps`, those of one step one after the other. Close them after use.
 
         The workers live through the whole run, so epochs end without a pause. With data.on_bad_clip "fail" the batch
-        with a bad video raises DecodeError when it is asked for; with "skip" it names the substitutes.
+        with a bad video raises DecodeError when it is its turn; with "skip" it names the substitutes.
         """
         keys = order.micro_batches(rank, ranks, steps)
         modules = [_OWN_AUGMENT] if self.own else []
@@ -238,7 +238,8 @@ class TrainingClips:
         bad: list[BadClip] = []
         read = [self._clip_or_substitute(draw, bad, reading) for draw in self.draws(key)]
         used = np.repeat(np.array([clip for clip, _, _ in read], np.int64), self.data.repeats)
-        manifest, targets = self.store.manifest, [target for _, _, targets in read for target in targets]
+        manifest = self.store.manifest
+        targets = [target for *_, of_clip in read for target in of_clip]
         if manifest.boxes is None:
             labels = _tensor(manifest.class_labels(used, self.num_classes))
         else:
@@ -367,7 +368,8 @@ def whole_videos(
 
     The blocks have the chosen frames in order, each once. Those of a video that cannot be read raise DecodeError.
     """
-    crops, pixels = evaluate.crops if isinstance(evaluate.crops, int) else 1, max(256, evaluate.short_side) ** 2
+    crops = evaluate.crops if isinstance(evaluate.crops, int) else 1
+    pixels = max(256, evaluate.short_side) ** 2
     size = max(1, PICTURES_AT_ONCE * 256**2 // pixels // crops)
     crop = partial(augment.test_views, evaluate.short_side, evaluate.crops, long_side=data.long_side)
     read = _Blocks(store, sample, crop, size)

@@ -91,7 +91,9 @@ def open_store(data: DataSpec, manifest: Manifest) -> Store:
     if manifest.is_packed:
         local = None if data.stage in (None, "auto") else staged_folder(data.stage, manifest.source)
         shards = ShardStore(manifest, local, Limits(seconds=data.clip_seconds, way_out=RAISE_SECONDS))
-        every, modality, place = shards.pack.packing.every, shards.pack.packing.modality, f"{manifest.source}:"
+        every = shards.pack.packing.every
+        modality = shards.pack.packing.modality
+        place = f"{manifest.source}:"
         found = "" if modality == data.modality else f"holds {modality}"
         if (cut := shards.pack.packing.region) != data.region:
             right = "set data.region=columns" if cut else "pack the clips again, with --region columns"

@@ -264,7 +264,7 @@ def class_folders(source: Path) -> tuple[str, ...]:
 def folder_table(source: Path, classes: Sequence[str], others: Counter[str]) -> Table:
     """List the clips below each class folder, at any depth, sorted; their paths are relative to `source`.
 
-    classes: the class folders. others: of `clips_below`; pictures that lie in a class folder itself count there, too.
+    classes: the class folders. others: of `clips_below`; pictures directly in a class folder count there, too.
     """
     others.update(_kind(entry.name) for entry in folder_entries(str(source)) if not entry.is_dir())
     paths = list[str]()
@@ -305,7 +305,7 @@ def clips_below(
 
 
 def skipped_text(others: Counter[str]) -> list[str]:
-    """Return a line about files that are no clips, or nothing."""
+    """Return a line that counts the files that are not clips, if there are any."""
     kinds = ", ".join(f"{count:,} {kind}" for kind, count in sorted(others.items()))
     return [f"no videos by their names: {kinds}"] if kinds else []
 

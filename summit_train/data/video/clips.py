@@ -90,7 +90,8 @@ class DecodedClip(OpenClip):
     is_grey = False
 
     def __init__(self, name: str, num_frames: int, limits: Limits) -> None:
-        self._num_frames, self._budget = num_frames, Budget(name, limits)
+        self._num_frames = num_frames
+        self._budget = Budget(name, limits)
         # What `size` has begun, for a `read` of the same frames: their numbers, their size, and the frames.
         self._begun: tuple[list[int], tuple[int, int], Iterator[NumberedFrame]] | None = None
 
@@ -147,7 +148,8 @@ class VideoClip(DecodedClip):
         self, video: Encoded, num_frames: int | None = None, limits: Limits = LIMITS, *, is_checked: bool = False
     ) -> None:
         super().__init__(video.name, num_frames or 0, limits)
-        self._video, self._is_checked = video, is_checked
+        self._video = video
+        self._is_checked = is_checked
         # The ways of jumping that are left, by whether they seek. Where a seek does not lead to the packets of the
         # index, the file is read up to them.
         self._jumps = [True, False] if num_frames and video.index else [False] if num_frames else []
@@ -231,7 +233,8 @@ class PictureClip(DecodedClip):
         self, name: str, fetch: Fetch, num_frames: int, limits: Limits = LIMITS, *, is_grey: bool = False
     ) -> None:
         super().__init__(name, num_frames, limits)
-        self.is_grey, self._fetch = is_grey, fetch
+        self.is_grey = is_grey
+        self._fetch = fetch
         self._decoders = dict[bytes, VideoCodecContext]()
 
     def _decode(self, wanted: Sequence[int]) -> Iterator[NumberedFrame]:

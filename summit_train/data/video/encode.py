@@ -80,13 +80,16 @@ def encoder(
         # Half-resolution colour needs even sides.
         stream.pix_fmt = "yuv444p" if size[0] % 2 or size[1] % 2 else "yuv420p"
         context = stream.codec_context
-        context.thread_count, context.gop_size, context.max_b_frames = 1, encoding.key_every, encoding.b_frames
+        context.thread_count = 1
+        context.gop_size = encoding.key_every
+        context.max_b_frames = encoding.b_frames
         if encoding.tick is not None:
             context.time_base = encoding.tick
 
         def write(picture: Frames, time: int) -> None:
             frame = VideoFrame.from_ndarray(picture, "rgb24")
-            frame.pts, frame.time_base = time, encoding.tick or 1 / Fraction(fps)
+            frame.pts = time
+            frame.time_base = encoding.tick or 1 / Fraction(fps)
             container.mux(stream.encode(frame))
 
         yield write
@@ -129,7 +132,8 @@ def with_caption(picture: Frames, text: str) -> Frames:
     if text:
         draw = ImageDraw.Draw(image)
         draw.rectangle((0, 0, width, size * 3 // 2), fill=(0, 0, 0))
-        font, place = ImageFont.load_default(size), (size // 2, size * 3 // 4)
+        font = ImageFont.load_default(size)
+        place = (size // 2, size * 3 // 4)
         draw.text(place, text, fill=(255, 255, 255), font=font, anchor="lm")
     return np.array(image)
 
@@ -143,7 +147,8 @@ def with_areas(picture: Frames, areas: Sequence[Drawn]) -> Frames:
     image = Image.fromarray(picture)
     draw = ImageDraw.Draw(image)
     size = max(_SMALLEST, image.height // 30)
-    font, line = ImageFont.load_default(size), max(2, image.height // 200)
+    font = ImageFont.load_default(size)
+    line = max(2, image.height // 200)
     for label, text, (x, y, across, down) in reversed(areas):
         left, top, right, bottom = map(round, (x, y, x + across, y + down))
         # The golden angle: hues of neighbouring numbers are far apart.

@@ -38,7 +38,7 @@ _LOG = logging.getLogger(__name__)
 
 
 def is_film(num_bytes: int, num_frames: int | None) -> bool:
-    """Return whether a video is not held in memory."""
+    """Tell videos that are too long or large to be held in memory."""
     return num_bytes > MAX_HELD_BYTES or (num_frames or 0) >= _MIN_FRAMES
 
 

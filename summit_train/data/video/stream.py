@@ -113,7 +113,8 @@ def probe(video: Encoded, limits: Limits = NO_HURRY) -> VideoInfo:
             raise DecodeError(video.name, f"{reason} ({counted(progress.num_frames, 'frame')} decoded)")
         fps = float(stream.average_rate or stream.guessed_rate or 0) or None
         duration = duration_of(times, stream.time_base)
-        codec, notes = stream.codec_context.name, list[str]()
+        codec = stream.codec_context.name
+        notes = list[str]()
         if len(tracks := video_tracks(container)) > 1:
             notes.append(f"has {len(tracks)} video tracks; that of {stream.width} x {stream.height} is read")
     index = index_of(progress.packets or [])
@@ -132,7 +133,7 @@ def probe(video: Encoded, limits: Limits = NO_HURRY) -> VideoInfo:
 
 
 def _jumps_agree(video: Encoded, num_frames: int, limits: Limits, *, only_keys_differ: bool) -> bool:
-    """Return whether jumps give the frames of a decode from the start, or none are taken: at sample points.
+    """Check at sample points that jumps give the frames of a decode from the start, or that none are taken.
 
     only_keys_differ: else the order of frames is in doubt, and a jump is enough to say no.
     """
@@ -199,7 +200,7 @@ class _Pipe:
     is_interrupted: bool = False
 
     def read(self, size: int) -> bytes:
-        """Return what has arrived, at most `size` bytes; nothing at the end."""
+        """Read at most `size` bytes that have arrived; b"" at the end."""
         try:
             content = self.file.read(size) or b""
         except KeyboardInterrupt:
