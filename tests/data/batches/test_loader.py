@@ -1,20 +1,27 @@
-"""Which clips a batch holds, in training and in the test."""
+"""Which clips a batch holds, in training and in the test, of spans too, and what the user's own augmentations see."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from summit_train.core import rng
+from summit_train.core.errors import UserError
 from summit_train.data.batches import loader
+from summit_train.data.batches.loader import MicroBatch
 from summit_train.data.batches.order import Order
 from summit_train.data.batches.stores import open_store
-from summit_train.data.manifest import Manifest
+from summit_train.data.manifest import Manifest, ManifestRow, read_manifest, write_manifest
 from summit_train.data.video import augment
-from summit_train.spec import EvaluateSpec
+from summit_train.data.video.encode import write_video
+from summit_train.data.video.span import WHOLE, Span
+from summit_train.spec import DataSpec, EvaluateSpec
 from tests.data.batches.conftest import NUM_FRAMES, data_spec, grey, open_batches, plain, reader
 from tests.data.clips import read_clip
 
@@ -103,3 +110,110 @@ def test_test_views_come_in_the_order_asked(manifest: Manifest, workers: int) ->
         assert [grey(view) for view in batch.views.numpy()] == wanted
         assert batch.frames.tolist() == wanted
     assert not list(loader.test_batches(data_spec(workers), evaluate, open_store(data_spec(), manifest), []))
+
+
+# Spans.
+
+FRAMES = np.random.default_rng(3).integers(0, 256, (14, 4, 5, 3), np.uint8).repeat(8, 1).repeat(8, 2)
+
+
+@st.composite
+def _some_span(draw: st.DrawFn) -> Span:
+    start = draw(st.integers(0, len(FRAMES) - 1))
+    return draw(st.sampled_from([WHOLE, Span(start), Span(start, draw(st.integers(start + 1, len(FRAMES))))]))
+
+
+def _batches(folder: Path, row: ManifestRow, data: DataSpec) -> tuple[Any, Any]:
+    """The pixels of two epochs of training and of the test's views of a manifest's only clip."""
+    write_manifest(folder / "list.csv", [row])
+    store = open_store(data, read_manifest(folder / "list.csv"))
+    order = Order(1, 7, virtual_gpus=1, clips_per_gpu=1, steps_per_epoch=1)
+    drawn = [batch.clips.numpy() for batch in reader(data, store, order).batches(order, 0, 1, range(2))]
+    (tested,) = loader.test_batches(data, EvaluateSpec(clips=3, crops=1, short_side=24), store, [0])
+    return np.concatenate(drawn), tested.views.numpy()
+
+
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    span=_some_span(),
+    sampling=st.sampled_from(["dense", "uniform"]),
+    stride=st.integers(1, 4),
+    is_reversed=st.booleans(),
+    is_counted=st.booleans(),
+)
+def test_a_span_gives_the_frames_of_the_cut_file(
+    tmp_path: Path, span: Span, sampling: Any, stride: int, is_reversed: bool, is_counted: bool
+) -> None:
+    frames = FRAMES[span.start :] if span.end < 0 else FRAMES[span.start : span.end]
+    for name, content in (("whole.mkv", FRAMES), ("cut.mkv", frames)):  # without loss, and each frame by itself
+        write_video(tmp_path / name, content, codec="ffv1", b_frames=0)
+    data = data_spec(frame_stride=stride, sampling=sampling)
+    whole = ManifestRow("whole.mkv", 0, len(FRAMES) if is_counted else None, reversed=is_reversed, span=span)
+    cut = ManifestRow("cut.mkv", 0, len(frames) if is_counted else None, reversed=is_reversed)
+    found, wanted = _batches(tmp_path, whole, data), _batches(tmp_path, cut, data)
+    np.testing.assert_array_equal(found[0], wanted[0])
+    np.testing.assert_array_equal(found[1], wanted[1])
+
+
+# Augmentations of the user's own.
+
+# Writes its draw into the first pixels of all frames, one place further for each augmentation.
+AUGMENT = """
+def mark(clip, generator, place=0):
+    clip[:, 0, place] = generator.integers(1, 256)
+    return clip
+
+def late(clip, generator):
+    return clip[1:] if clip.mean() > 0 else clip
+"""
+
+
+def _own(tmp_path: Path, *items: dict[str, Any] | str, first: str = "scale_jitter") -> list[Any]:
+    (tmp_path / "own.py").write_text(AUGMENT)
+    named = [item if isinstance(item, dict) else {"kind": item, "options": {}} for item in items]
+    return [{"kind": first}, *({**item, "kind": f"{tmp_path}/own.py:{item['kind']}"} for item in named)]
+
+
+def _marks(batch: MicroBatch) -> np.ndarray[Any, Any]:
+    """The draws of the two augmentations of each clip."""
+    marks = batch.clips[:, :, 0, :2, 0].numpy()
+    assert (marks == marks[:, :1]).all(), "all frames of a clip have one draw"
+    return np.asarray(marks[:, 0])
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> list[Any]:
+    return _own(tmp_path, "mark", {"kind": "mark", "options": {"place": 1}})
+
+
+def test_draws_are_a_function_of_epoch_and_clip_on_any_rank_and_worker(manifest: Manifest, two: list[Any]) -> None:
+    found: list[dict[Any, list[int]]] = []
+    for ranks, workers in ((1, 0), (2, 0), (2, 1)):
+        drawn: dict[Any, list[int]] = {}
+        for rank in range(ranks):
+            with open_batches(manifest, data_spec(workers, augment=two), rank=rank, ranks=ranks) as batches:
+                for batch in batches:
+                    marks = zip(batch.ids.tolist(), _marks(batch).tolist(), strict=True)
+                    drawn |= {(batch.step, clip): row for clip, row in marks}
+        found.append(drawn)
+    assert found[0] == found[1] == found[2]
+    # One draw each of 20 clips and two augmentations: some are equal by chance.
+    first, second = zip(*found[0].values(), strict=True)
+    assert len(set(first)) > 10 and len(set(second)) > 10 and sum(map(int.__eq__, first, second)) < 5
+
+
+def test_they_follow_the_built_in_one_and_change_none_of_its_draws(manifest: Manifest, two: list[Any]) -> None:
+    for first in ("scale_jitter", "multi_scale_crop", "rand_augment"):
+        plain, own = data_spec(augment=first), data_spec(augment=[{"kind": first}, *two[1:]])
+        with open_batches(manifest, plain, end_step=1) as one, open_batches(manifest, own, end_step=1) as other:
+            for batch, varied in zip(one, other, strict=True):
+                assert np.array_equal(batch.clips[:, :, 1:], varied.clips[:, :, 1:])
+                assert (batch.clips[:, :, 0, :2, 0] != varied.clips[:, :, 0, :2, 0]).any()
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_wrong_clip_is_named_in_one_line(manifest: Manifest, tmp_path: Path, workers: int) -> None:
+    data, message = data_spec(workers, augment=_own(tmp_path, "late")), r"^data\.augment: .*late must return .*, got ui"
+    with open_batches(manifest, data) as batches, pytest.raises(UserError, match=message) as raised:
+        next(batches)
+    assert "\n" not in str(raised.value)
