@@ -61,6 +61,7 @@ def test_a_csv_with_all_columns(tmp_path: Path) -> None:
         ("person, label ,path\ndaria,1,x.avi\n\nido,0,y z.avi\n", [("x.avi", 1, None), ("y z.avi", 0, None)]),
         ("\ufeffpath,label,num_frames\r\nx.avi,1,7\r\ny.avi,0,\r\n", [("x.avi", 1, 7), ("y.avi", 0, None)]),
         ('"path","label","num_frames"\n"a ""b"".mp4","1","7"\n', [('a "b".mp4', 1, 7)]),
+        ("path,label,end_frame,start_frame\na,0,9,3\nb,1,, 0 \n", [("a", 0, None), ("b", 1, None)]),
         ("a b c.mp4 3\n\nfile\t0\nx, y  12\n", [("a b c.mp4", 3, None), ("file", 0, None), ("x, y", 12, None)]),
         ("a b.mp4 300 5\nc 7.mp4 1\nd/e 48 2\n", [("a b.mp4", 5, 300), ("c 7.mp4", 1, None), ("d/e", 2, 48)]),
     ],
@@ -69,16 +70,8 @@ def test_other_forms_of_lists(tmp_path: Path, text: str, clips: list[tuple[str, 
     """With other columns, by a spreadsheet, in quotes, and header-less lists with and without frame counts."""
     manifest = _read(tmp_path, text)
     assert [(*clip, manifest.num_frames(index)) for index, clip in enumerate(_clips(manifest))] == clips
-
-
-def test_cells_of_spans_are_read_and_empty_ones_are_the_videos_own(tmp_path: Path) -> None:
-    for columns, rows, spans in (
-        ("start_frame,end_frame", "a,0,3,9\na,1,,4\na,1,5,\na,0,,\na,0, 0 ,\n", [(3, 9), (0, 4), (5,), (), ()]),
-        ("end_frame", "a,0,4\nb,1,\n", [(0, 4), ()]),
-        ("group", "a,0,\n", [()]),
-    ):
-        manifest = _read(tmp_path, f"path,label,{columns}\n{rows}")
-        assert [manifest.clip(clip).span for clip in range(len(manifest))] == [Span(*span) for span in spans]
+    spans = [Span(3, 9), WHOLE] if "end_frame" in text else [WHOLE] * len(clips)
+    assert [manifest.clip(index).span for index in range(len(clips))] == spans
 
 
 def test_names_are_labels_by_their_place_in_classes_txt(tmp_path: Path) -> None:

@@ -17,9 +17,8 @@ from summit_train.data.video.augment import View
 from summit_train.data.video.clips import ArrayClip, ChooseAgain, DerivedClip, PartClip, VideoClip
 from summit_train.data.video.decode import NumberedFrame
 from summit_train.data.video.encode import write_video
-from summit_train.data.video.region import Region
 from summit_train.data.video.source import Budget, DecodeError, Encoded, Limits, load_video
-from summit_train.data.video.span import WHOLE, Span
+from summit_train.data.video.span import Span
 from tests.data.clips import all_of, as_film
 
 NUM_FRAMES = 24
@@ -165,26 +164,10 @@ def test_frames_of_another_size_after_a_jump_that_failed_are_cropped_anew(
     assert (decoded.size, decoded.pixels.shape, _numbers(decoded.pixels)) == ((48, 32), (1, 2, 32, 48, 3), [[5, 6]])
 
 
-def test_a_clip_played_backwards_is_chosen_in_order_of_playing() -> None:
-    with ArrayClip(PIXELS) as opened:
-        decoded = read_open(opened, lambda n: np.array([[0, 1, n - 1]]), lambda w, h: [all_of(w, h)], is_reversed=True)
-    assert decoded.frames.tolist() == _numbers(decoded.pixels) == [[23, 22, 0]]
-
-
 @pytest.mark.parametrize("numbers", [[], [-1], [NUM_FRAMES]])
 def test_frames_that_are_not_there_are_a_mistake_of_the_caller(numbers: list[int]) -> None:
     with ArrayClip(PIXELS) as opened, pytest.raises(ValueError, match="chosen of 24 do not lie among them"):
         opened.read(np.array([numbers], np.int64), [all_of(48, 32)])
-
-
-def test_a_region_has_its_own_size_and_is_checked_against_the_frame() -> None:
-    frames, region = np.array([[3]]), Region(8, 4, 20, 10)
-    with PartClip(ArrayClip(PIXELS), WHOLE, "a.mp4", region, "list.csv:2") as opened:
-        assert (opened.num_frames, opened.size(frames)) == (NUM_FRAMES, (20, 10))
-        assert opened.read(frames, [View(20, 10, 2, 3, 5, 6)]).shape == (1, 1, 6, 5, 3)
-    outside = PartClip(ArrayClip(PIXELS), WHOLE, "a.mp4", Region(29, 4, 20, 10), "list.csv:2")
-    with pytest.raises(DecodeError, match=r"a.mp4: its region, 20 x 10 pixels at 29, 4, exceeds .* \(list.csv:2"):
-        outside.size(frames)
 
 
 def test_what_is_made_of_a_clip_closes_it(video: Encoded) -> None:
