@@ -34,9 +34,7 @@ def test_modules_are_imported_before_the_fork_if_they_can_be() -> None:
 
 
 @pytest.mark.parametrize("error", ["ValueError", "SystemExit"])
-def test_a_module_that_fails_in_another_way_does_not_end_the_fork_server(
-    error: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failing_module_does_not_end_the_server(error: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = results_with_module(f"raise {error}('odd')", tmp_path, monkeypatch)
     assert [key for key, _ in found] == [0, 1, 2]
 
@@ -53,9 +51,7 @@ os.fork = fork
     ("module", "reason"),
     [(NO_FILES, "Too many open files"), (NO_FORK, "Resource temporarily unavailable")],
 )
-def test_a_worker_that_cannot_be_started_is_one_line(
-    module: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_fork_is_one_line(module: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RunFailed, match=f"^cannot start a worker process: {reason}; try fewer of them"):
         results_with_module(module, tmp_path, monkeypatch)
 

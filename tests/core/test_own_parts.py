@@ -93,9 +93,7 @@ def test_another_process_does_not_run_a_file_that_has_changed(parts: Path) -> No
     assert part.make("number")(3) == 6
 
 
-def test_a_name_through_a_package_stands_for_the_files_that_it_imports(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_digest_of_a_package_is_of_the_files_it_imports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """lib/__init__.py -> losses.py -> deep/util.py; other.py is imported by none of them."""
     monkeypatch.syspath_prepend(tmp_path)
     files = {
@@ -123,7 +121,7 @@ def test_a_name_through_a_package_stands_for_the_files_that_it_imports(
 
 
 @pytest.mark.parametrize("name", ["own_alone:mine", "torch.nn:Linear"])
-def test_a_module_of_one_file_or_of_an_installed_package_is_its_file(
+def test_the_digest_of_a_lone_module_is_that_of_its_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.syspath_prepend(tmp_path)

@@ -61,7 +61,7 @@ def test_a_restart_in_a_job_waits_for_the_lock_of_a_lost_node(tmp_path: Path, mo
         pass
 
 
-def test_the_watchdog_hears_that_rank_0_waits_for_a_lock(
+def test_the_watchdog_knows_of_a_wait_for_a_lock(
     write_spec: WriteSpec, say: Say, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The wait may be longer than watch.stall_seconds."""

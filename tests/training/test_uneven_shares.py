@@ -222,7 +222,7 @@ RUNS: dict[str, dict[str, Any]] = {
     [("synchronous", 5, 2, "horovod"), ("growing", 10, 4, "torch")],
 )
 @pytest.mark.nightly
-def test_a_run_of_3_ranks_continues_on_others(
+def test_3_ranks_continue_on_others(
     write_spec: WriteSpec, tmp_path: Path, kind: str, begin: int, ranks: int, comm: str
 ) -> None:
     """Seven virtual GPUs and three epochs of five steps; the second start finds the checkpoint of `begin`."""
