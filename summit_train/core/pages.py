@@ -40,7 +40,7 @@ class Page:
         self._mapped = memoryview(b"")
 
     def write(self, value: object) -> list[int]:
-        """Write a value, its arrays beside its pickle, and return the sizes to read it by. Raises RunFailed."""
+        """Write a value, its pickle and then its arrays, and return the sizes to read it by. Raises RunFailed."""
         buffers = list[pickle.PickleBuffer]()
         pickled = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)
         parts = [memoryview(pickled), *(buffer.raw() for buffer in buffers)]

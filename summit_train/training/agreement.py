@@ -68,7 +68,7 @@ def check_agreement(
 
 
 def identity(spec: Spec, datasets: Mapping[str, Dataset], network: VideoNetwork, digest: str | None = None) -> Identity:
-    """Return the values that must be equal on all ranks of a run, the most telling first. digest: of the code, if known."""
+    """Return values that must be equal on all ranks of a run, the most telling first. digest: of the code, if known."""
     lists = {f"data.{name} (fingerprint)": dataset.manifest.fingerprint() for name, dataset in datasets.items()}
     shapes = repr([(name, tuple(value.shape), value.dtype) for name, value in network.state_dict().items()])
     code = {
