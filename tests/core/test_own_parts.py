@@ -62,11 +62,7 @@ def test_a_callable_is_called_at_once_by_the_names_of_its_arguments(parts: Path)
     ("name", "options", "message"),
     [
         ("Adds", {"les": 1}, "Adds(more=1) must take les: got an unexpected keyword argument 'les'"),
-        (
-            "multiply",
-            {"bye": 1},
-            "multiply(number, by=2) must take number, bye: got an unexpected keyword argument 'bye'",
-        ),
+        ("multiply", {"bye": 1}, "multiply(number, by=2) must take number, bye: got an unexpected keyword argument"),
         (
             "multiply",
             {"number": 1},
@@ -104,18 +100,17 @@ def test_the_digest_of_a_package_is_of_the_files_it_imports(tmp_path: Path, monk
         "more.py": "ONE = 1\n",
         "other.py": "TWO = 2\n",
     }
+    library = tmp_path / "own_lib"
+    (library / "deep").mkdir(parents=True)
     for name, text in files.items():
-        (tmp_path / "own_lib" / name).parent.mkdir(exist_ok=True, parents=True)
-        (tmp_path / "own_lib" / name).write_text(text)
+        (library / name).write_text(text)
     part = OwnPart.open("loss.kind", "own_lib:mine", {})
     assert part.make("number")(2) == 3
     for name, text in files.items():
-        (tmp_path / "own_lib" / name).write_text(f"{text}#")
-        is_same = digest_of("loss.kind", "own_lib:mine") == part.digest
-        (tmp_path / "own_lib" / name).write_text(text)
-        assert is_same == (name == "other.py"), name
-    assert digest_of("loss.kind", "own_lib:mine") == part.digest
-    (tmp_path / "own_lib/losses.py").write_text("def mine(number):\n    return 0\n")
+        (library / name).write_text(f"{text}#")
+        assert (digest_of("loss.kind", "own_lib:mine") == part.digest) == (name == "other.py"), name
+        (library / name).write_text(text)
+    (library / "losses.py").write_text("def mine(number):\n    return 0\n")
     with pytest.raises(UserError, match="own_lib:mine has changed since the run began"):
         part.make("number")
 

@@ -93,12 +93,9 @@ def test_durations(seconds: float, text: str) -> None:
 
 
 def test_one_thing_is_counted_as_one() -> None:
-    assert [counted(1, "epoch"), counted(1.0, "epoch"), counted(2.5, "epoch"), counted(1536, "rank")] == [
-        "1 epoch", "1 epoch", "2.5 epochs", "1,536 ranks",
-    ]  # fmt: skip
-    assert [counted(12345.6, "image"), counted(np.int64(123_456), "clip"), counted(np.int64(1), "clip")] == [
-        "12,346 images", "123,456 clips", "1 clip",
-    ]  # fmt: skip
+    numbers = (1, 1.0, 2.5, 1536, 12345.6, np.int64(123_456), np.int64(1))
+    texts = ["1 clip", "1 clip", "2.5 clips", "1,536 clips", "12,346 clips", "123,456 clips", "1 clip"]
+    assert [counted(number, "clip") for number in numbers] == texts
     assert [noise_text(1.0), noise_text(6.29), noise_text(1234.5)] == ["1 clip", "6.29 clips", "1,230 clips"]
 
 
