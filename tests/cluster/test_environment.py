@@ -333,7 +333,7 @@ def test_submit_packs_it_once(monkeypatch: pytest.MonkeyPatch, write_spec: Write
     for _ in range(2):
         file = submit.staged_environment(site, tmp_path / "runs")
         assert file == tmp_path / f"runs/environments/{environment_key(files)}.tar"
-        submit.write_job(site, Job("one", (spec.run_path,), 2, 60, environment=file), [spec])
+        submit.write_job(site, Job("one", (spec.run_path,), 2, 60, environment=file), "", [spec])
         with tarfile.open(file) as tar:
             assert tar.getnames() == ["a", "SHA256SUMS"]
         assert (first := file.stat().st_ino) == file.stat().st_ino
@@ -373,7 +373,7 @@ def test_a_real_slurm_brings_it_to_both_nodes(slurm: Slurm, tiny: Tiny, tmp_path
     site = load_site("slurm_generic", [*keys, f"stage_environment={tiny.file}"])
     more = {"environment": tiny.file, "command": ("--version",)}
     job = Job("run", (run,), 2, 30, tmp_path, str(tiny.python), **more)  # type: ignore[arg-type]
-    script = submit.write_job(site, job)
+    script = submit.write_job(site, job, render(site, job))
     number = slurm.run("sbatch", "--parsable", f"--chdir={run}/job", str(script)).strip()
     slurm.wait(number, "COMPLETED")
     output = (run / f"job/{number}.out").read_text()

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-from summit_train.cluster.job import Job
+from summit_train.cluster.job import Job, render
 from summit_train.cluster.site import load_site
 from summit_train.cluster.submit import submissions, write_job
 from summit_train.spec import load_spec
@@ -172,7 +172,8 @@ def submit_stand_in(slurm: Slurm, site: Path, spec: Path, folder: Path, program:
     python.write_text(f"#!/bin/sh\n{KEEPER}[ $3 != doctor ] || exit 0 # a node is asked\ncd '{run}'\n{program}\n")
     python.chmod(0o755)
     job = Job(spec.stem, (run,), 2, **({"walltime_minutes": 30} | more), workdir=folder, python=str(python))
-    script = write_job(load_site(str(site), ["warning_seconds=54"]), job, [load_spec(spec, [])])
+    profile = load_site(str(site), ["warning_seconds=54"])
+    script = write_job(profile, job, render(profile, job), [load_spec(spec, [])])
     return slurm.run("sbatch", "--parsable", f"--chdir={run}/job", str(script)).strip()
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from summit_train.cluster.job import Job
+from summit_train.cluster.job import Job, render
 from summit_train.cluster.scheduler import environment_outside
 from summit_train.cluster.site import Site, load_site
 from summit_train.cluster.submit import chain, job_states, prepare_job, record, submissions, write_job
@@ -33,7 +33,7 @@ def _job(spec: Spec, runs: Sequence[Path] = ()) -> Job:
 
 def _written(spec: Spec, site: Site) -> tuple[Job, Path]:
     job = _job(spec)
-    return job, write_job(site, job, [spec])
+    return job, write_job(site, job, render(site, job), [spec])
 
 
 def test_the_run_directory_gets_spec_and_script(spec: Spec) -> None:
@@ -51,11 +51,11 @@ def test_the_run_directory_gets_spec_and_script(spec: Spec) -> None:
 def test_an_array_has_its_script_apart_from_its_runs(spec: Spec, tmp_path: Path) -> None:
     runs = [tmp_path / "runs" / name for name in ("one", "two")]
     specs = [spec.model_copy(update={"name": run.name}) for run in runs]
-    script = write_job(SLURM, _job(spec, runs), specs, tmp_path / "sweep")
-    assert script == tmp_path / "sweep/job.sh"
+    script = write_job(SLURM, _job(spec, runs), "script\n", specs, tmp_path / "sweep")
+    assert script == tmp_path / "sweep/job.sh" and script.read_text() == "script\n"
     assert [load_spec(run / "job/spec.yaml").name for run in runs] == ["one", "two"]
     with pytest.raises(ValueError, match=r"zip\(\)"):
-        write_job(SLURM, _job(spec, runs), specs[:1])
+        write_job(SLURM, _job(spec, runs), "", specs[:1])
 
 
 def test_sbatch_is_called_in_the_scripts_folder(standins: Standins, spec: Spec) -> None:
@@ -162,7 +162,8 @@ def test_states_of_flux_jobs(standins: Standins) -> None:
 def test_members_of_an_array(spec: Spec, tmp_path: Path) -> None:
     runs = [tmp_path / "runs" / name for name in ("one", "two")]
     job = _job(spec, runs)
-    write_job(SLURM, job, [spec, spec], tmp_path / "sweep")
+    for run in runs:
+        (run / "job").mkdir(parents=True)
     for site, one in ((SLURM, job), (LSF, job), (SLURM, replace(job, runs=job.runs[:1]))):
         record(site, one, tmp_path / "sweep/job.sh", "7")
     assert [[line["id"] for line in submissions(run)] for run in runs] == [["7_1", "7[1]", "7"], ["7_2", "7[2]"]]
@@ -173,18 +174,23 @@ def test_another_schedulers_number_says_nothing_here(standins: Standins, spec: S
     record(SLURM, job, script, "8")
     (standins.folder / "squeue").write_text("8 PENDING\n")
     with pytest.raises(UserError, match="job 8 is queued; wait for it, or cancel it first"):
-        prepare_job(SLURM, job, spec)
+        prepare_job(SLURM, job, "", spec)
     (standins.folder / "bjobs").write_text("8 0 RUN\n")
-    assert prepare_job(LSF, job, spec) == script
+    assert prepare_job(LSF, job, "", spec) == script
 
 
-def test_what_tells_of_a_job_does_not_reach_the_next_one() -> None:
+def test_what_tells_of_a_job_does_not_reach_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
     inside = {
         "SLURM_MEM_PER_CPU": "100", "SLURM_JOB_ID": "7", "SBATCH_TIMELIMIT": "1", "SRUN_CPUS_PER_TASK": "2",
         "PBS_JOBID": "7", "LSB_JOBID": "7", "FLUX_JOB_ID": "f7",
     }  # fmt: skip
     stays = {"SLURM_CONF": "/etc/a", "SBATCH_ACCOUNT": "b", "LSB_BSUB_PARSE_SCRIPT": "y", "FLUX_URI": "c", "HOME": "/d"}
     assert environment_outside(inside | stays) == stays
+    for name, value in (inside | stays).items():
+        monkeypatch.setenv(name, value)
+    line = SLURM.batch.by_hand(Path("/run/job/job.sh"), "srun")
+    assert line.startswith("cd /run/job && env --unset=FLUX_JOB_ID --unset=LSB_JOBID ")
+    assert line.endswith(" --unset=SLURM_MEM_PER_CPU --unset=SRUN_CPUS_PER_TASK sbatch --parsable job.sh")
 
 
 @pytest.mark.parametrize(
@@ -223,7 +229,7 @@ def test_slurm_is_told_the_bad_nodes_of_all_runs_by_its_own_names(
     """sbatch refuses the name of a node with its domain."""
     runs = [tmp_path / "runs" / name for name in ("one", "two")]
     job = _job(spec, runs)
-    script = write_job(SLURM, job, [spec.model_copy(update={"name": run.name}) for run in runs], tmp_path / "sweep")
+    script = write_job(SLURM, job, "", [spec.model_copy(update={"name": run.name}) for run in runs], tmp_path / "sweep")
     (runs[0] / "job/bad_nodes").write_text("n4.cluster: ECC\n10.0.0.7 slow\n")
     (runs[1] / "job/bad_nodes").write_text("n6 slow\nn4 slow\n")
     (standins.folder / "sbatch").write_text("88\n")
