@@ -6,6 +6,7 @@ Its way through a job is tested by the scripts that it ends: tests/cluster/test_
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import signal
@@ -21,6 +22,7 @@ from summit_train.cluster.running_job import Answer, _answers, program_end
 from summit_train.cluster.scheduler import LONGEST_WORD, Nodes
 from summit_train.cluster.schedulers import SCHEDULERS, ranges
 from summit_train.cluster.submit import write_keeper
+from summit_train.core.run_folder import RunLock
 from tests.cluster.test_scripts import NEW_JOBS, ended_with, prepared, run_to_end, started, stopped
 from tests.standins import Standins
 from tests.worlds import PATIENCE_S, ROOT
@@ -125,6 +127,57 @@ def test_nodes_that_do_not_answer_in_time_are_left_out(standins: Standins, tmp_p
     (standins.folder / "silent").unlink()
     assert status == 85 and "n1 cannot start ranks: no answer within 0.3 s\n" in output, output
     assert output.endswith("stopped at step 1; requeued, 1 of 20 requeues\n")
+
+
+def test_nodes_may_take_longer_while_others_answer(standins: Standins, tmp_path: Path) -> None:
+    """30 of them, one after the other: together more than the seconds that the next one has."""
+    script, _ = prepared(standins, "srun", tmp_path / "run")
+    (standins.folder / "hosts").write_text("".join(f"n{number}\n" for number in range(30)))
+    (standins.folder / "broken").touch()
+    (standins.folder / "answers at once").write_text("0.2")
+    status, output = run_to_end(standins, script, STANDIN_WAITS='{"first_answer": 5, "look": 0.1}')
+    assert status == 0 and "cannot start" not in output, output
+
+
+def test_a_second_job_of_a_run_waits_for_the_first(standins: Standins, tmp_path: Path) -> None:
+    script, run = prepared(standins, "srun", tmp_path / "run")
+    with RunLock(run / "job"):
+        status, output = run_to_end(standins, script, STANDIN_WAITS='{"lock": 0}')
+        holder = f"{os.uname().nodename}, process {os.getpid()}"
+        assert status == 2 and f"{run}/job: another run is using this directory ({holder}); wait" in output
+        waiting = started(standins, script)
+        time.sleep(1)
+        assert waiting.poll() is None and not standins.calls("asked")
+    assert ended_with(standins, waiting)[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "named"),
+    [
+        ("{nodes}", "{node}", "--nodes={node}: {node}"),
+        ("{ranks}", "x{python}", "--ntasks=x{python}: {python}"),
+        ("{ranks}", "{image}", "--ntasks={image}: {image}"),
+        (" train ", " '{x}' train ", "{x}: {x}"),
+        ('spec.yaml"', "spec.yaml\" '${x}'", ""),
+    ],
+)
+def test_an_unknown_name_in_braces_is_refused_at_once(
+    standins: Standins, tmp_path: Path, old: str, new: str, named: str
+) -> None:
+    script, _ = prepared(standins, "srun", tmp_path / "run")
+    assert script.count(old) == 1
+    status, output = run_to_end(standins, script.replace(old, new))
+    right = "must be one of nodes, ranks, hosts, hostfile, staged, or python in a word of its own\n"
+    assert output.endswith(f"job 7: the script's last line: {named}: {right}") == bool(named), output
+    assert status == (2 if named else 0) and bool(standins.calls("asked")) != bool(named)
+
+
+def test_a_warning_that_ends_a_question_to_the_scheduler_is_no_failure(standins: Standins, tmp_path: Path) -> None:
+    """Flux sends it to all processes of the script."""
+    script, _ = prepared(standins, "flux", tmp_path / "run")
+    (standins.folder / "warned").touch()
+    status, output = run_to_end(standins, script, TRAINER="crash after a step")
+    assert status == 85 and "stopped at step 1; requeued" in output, output
 
 
 def test_a_jobs_launchers_do_not_hear_of_an_interactive_job() -> None:
