@@ -47,7 +47,7 @@ def _script(runtime: str, *more: str, site: str = "slurm_generic", job: Job = ST
 
 
 @pytest.mark.parametrize("runtime", WORDS)
-def test_a_container_changes_nothing_but_what_starts_the_program(runtime: str) -> None:
+def test_a_container_changes_nothing_but_what_starts_the_program(runtime):
     plain = render(load_site("slurm_generic"), STAGED).split(" -- \\\n")
     *inside, program = _script(runtime).split(" -- \\\n")
     assert "\n# --gpu: the node's driver\n" in inside[0]
@@ -55,7 +55,7 @@ def test_a_container_changes_nothing_but_what_starts_the_program(runtime: str) -
     assert program.replace("\\\n", "").split() == WORDS[runtime].replace("\\\n", "").split()
 
 
-def test_bash_and_shellcheck_take_the_scripts(tmp_path: Path) -> None:
+def test_bash_and_shellcheck_take_the_scripts(tmp_path):
     files = []
     for runtime in WORDS:
         files.append(tmp_path / f"{runtime}.sh")
@@ -87,7 +87,7 @@ def test_bash_and_shellcheck_take_the_scripts(tmp_path: Path) -> None:
         ("apptainer", ["container.options=[{option: '--x $(y)', why: w}]"], "must be an option without quotes"),
     ],
 )
-def test_containers_that_cannot_be(runtime: str, words: list[str], message: str) -> None:
+def test_containers_that_cannot_be(runtime, words, message):
     with pytest.raises(UserError) as caught:
         _script(runtime, *words)
     assert message in str(caught.value)
@@ -101,7 +101,7 @@ exec '{trainer}' "$@"
 """
 
 
-def test_a_script_enters_the_image_for_every_rank(tmp_path: Path) -> None:
+def test_a_script_enters_the_image_for_every_rank(tmp_path):
     """A stand-in enters it; bash, the launcher's stand-in and the trainer's are those of the other scripts."""
     standins, run, image = Standins(tmp_path / "standins"), tmp_path / "run", tmp_path / "my image.sif"
     (run / "job").mkdir(parents=True)

@@ -29,11 +29,8 @@ from summit_train.cluster.site import load_site
 from summit_train.core.errors import UserError
 from summit_train.core.files import write_json
 from summit_train.spec import load_spec
-from tests.conftest import WriteSpec
 from tests.slow_files import SlowFiles
-from tests.slurm import Slurm
-from tests.standins import Standins
-from tests.worlds import PATIENCE_S, ROOT, Say, environment
+from tests.worlds import PATIENCE_S, ROOT, environment
 
 # Says at the end of its process where everything came from; a .pth file imports it, as the last of all.
 SPY = """
@@ -113,7 +110,7 @@ def names(tiny: Tiny) -> Names:
         return {member.name: member for member in tar}
 
 
-def test_it_holds_what_a_rank_needs_and_not_the_rest(tiny: Tiny, names: Names) -> None:
+def test_it_holds_what_a_rank_needs_and_not_the_rest(tiny, names):
     site, version = str(tiny.site.relative_to(tiny.prefix)), f"python{sys.version_info[0]}.{sys.version_info[1]}"
     tag = sys.implementation.cache_tag
     kept = ("tiny/old.py", f"tiny/__pycache__/__init__.{tag}.pyc", "elsewhere/far.py", "summit_train/cluster/job.py")
@@ -137,9 +134,7 @@ def test_it_holds_what_a_rank_needs_and_not_the_rest(tiny: Tiny, names: Names) -
 
 
 @pytest.mark.parametrize(("cached", "source", "value"), [(1, 2, 2), (1, 1, 1), (None, 3, 3)])
-def test_bytecode_is_that_of_the_cache_where_it_is_up_to_date(
-    tmp_path: Path, cached: int | None, source: int, value: int
-) -> None:
+def test_bytecode_is_that_of_the_cache_where_it_is_up_to_date(tmp_path, cached, source, value):
     """The cache is of a module that says so itself. What is unpacked is loaded whatever the source there is."""
     module, text = tmp_path / "a/m.py", "VALUE = {}\n"
     module.parent.mkdir()
@@ -163,7 +158,7 @@ def test_bytecode_is_that_of_the_cache_where_it_is_up_to_date(
     assert said == [str(value), "cache" if cached == source else "source"]
 
 
-def test_the_same_files_make_the_same_bytes_and_a_change_another_name(tiny: Tiny, tmp_path: Path) -> None:
+def test_the_same_files_make_the_same_bytes_and_a_change_another_name(tiny, tmp_path):
     again, file = tmp_path / "again.tar", tiny.site / "tiny/__init__.py"
     assert tiny.pack(again) == (tiny.key, tiny.number)
     assert again.read_bytes() == tiny.file.read_bytes()
@@ -175,13 +170,13 @@ def test_the_same_files_make_the_same_bytes_and_a_change_another_name(tiny: Tiny
         os.utime(file, ns=(state.st_atime_ns, state.st_mtime_ns))
 
 
-def test_the_systems_own_python_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_systems_own_python_is_refused(monkeypatch):
     monkeypatch.setattr(sys, "prefix", sys.base_prefix)
     with pytest.raises(UserError, match=f"must be a virtual one or conda's, got {sys.base_prefix}; make one by"):
         environment_files()
 
 
-def test_the_command_needs_a_place_for_the_file(say: Say, tmp_path: Path) -> None:
+def test_the_command_needs_a_place_for_the_file(say, tmp_path):
     (tmp_path / "file").touch()
     status, out, err = say("env", "pack", tmp_path / "file/out.tar")
     assert (status, out) == (2, "") and "file/out.tar: cannot be written: Not a directory" in err
@@ -214,7 +209,7 @@ needs_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a 
 
 
 @needs_compiler
-def test_ranks_start_from_the_copy_and_leave_the_original_alone(tiny: Tiny, tmp_path: Path) -> None:
+def test_ranks_start_from_the_copy_and_leave_the_original_alone(tiny, tmp_path):
     """A few hundred calls are those of the script, which looks for its programs, and of the job keeper."""
     calls, keys = {}, {"copy": [], "shared": ["node_local=/nowhere"]}
     for name in keys:
@@ -249,7 +244,7 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("what", DAMAGE)
-def test_a_damaged_file_is_not_used(tiny: Tiny, names: Names, tmp_path: Path, what: str) -> None:
+def test_a_damaged_file_is_not_used(tiny, names, tmp_path, what):
     file = tmp_path / "damaged.tar"
     file.write_bytes(DAMAGE[what](tiny.file.read_bytes(), names))
     output, (noted,) = _run(tiny, tmp_path, file=file)
@@ -259,13 +254,13 @@ def test_a_damaged_file_is_not_used(tiny: Tiny, names: Names, tmp_path: Path, wh
 
 
 @pytest.mark.parametrize("keys", [("setup=[ulimit -f 64]",), ("node_local=/nowhere",)])
-def test_a_disk_that_cannot_take_it_is_not_used(tiny: Tiny, tmp_path: Path, keys: tuple[str, ...]) -> None:
+def test_a_disk_that_cannot_take_it_is_not_used(tiny, tmp_path, keys):
     """A limit of 64 KiB for each file ends as a full disk does."""
     output, (noted,) = _run(tiny, tmp_path, *keys)
     assert output.count("warning: ") == 1 and noted["prefix"] == str(tiny.prefix)
 
 
-def test_a_signal_during_the_copying_ends_the_job(tiny: Tiny, tmp_path: Path) -> None:
+def test_a_signal_during_the_copying_ends_the_job(tiny, tmp_path):
     keys = [f"node_local={tmp_path}", f"stage_environment={tiny.file}"]
     job = Job("run", (tmp_path / "run",), 1, 60, tmp_path, str(tiny.python), environment=tiny.file)
     site = load_site("local", keys)
@@ -280,7 +275,7 @@ def test_a_signal_during_the_copying_ends_the_job(tiny: Tiny, tmp_path: Path) ->
     assert done.returncode == 1 and "stopped at step 0 without a new step" in done.stdout, done
 
 
-def test_the_image_of_a_container_is_copied_and_entered_there(standins: Standins, tmp_path: Path) -> None:
+def test_the_image_of_a_container_is_copied_and_entered_there(standins, tmp_path):
     run, image, disk = tmp_path / "run", tmp_path / "an image.sif", tmp_path / "disk"
     for folder in (run / "job", disk):
         folder.mkdir(parents=True)
@@ -320,12 +315,12 @@ BOX = "container={{runtime: {}, image: i, binds: [/p]}}"
         ("slurm_generic", ["stage_environment=f.tar"], "stage_environment"),
     ],
 )
-def test_sites_that_cannot_copy_it(site: str, keys: list[str], message: str) -> None:
+def test_sites_that_cannot_copy_it(site, keys, message):
     with pytest.raises(UserError, match=message):
         load_site(site, keys)
 
 
-def test_submit_packs_it_once(monkeypatch: pytest.MonkeyPatch, write_spec: WriteSpec, tmp_path: Path) -> None:
+def test_submit_packs_it_once(monkeypatch, write_spec, tmp_path):
     """Below run_dir, under a name that changes with the environment; a file that the site names is taken as it is."""
     files = {"a": b"1"}
     monkeypatch.setattr(submit, "environment_files", lambda: files)
@@ -345,7 +340,7 @@ def test_submit_packs_it_once(monkeypatch: pytest.MonkeyPatch, write_spec: Write
     assert submit.staged_environment(load_site("slurm_generic"), tmp_path) is None
 
 
-def test_submit_names_it(monkeypatch: pytest.MonkeyPatch, write_spec: WriteSpec, say: Say, tmp_path: Path) -> None:
+def test_submit_names_it(monkeypatch, write_spec, say, tmp_path):
     monkeypatch.setattr(submit, "environment_files", lambda: {"a": b"1"})
     file = f"{tmp_path}/runs/environments/{environment_key({'a': b'1'})}.tar"
     words = ("--site", "slurm_generic", "--set", "stage_environment=true", "--nodes", "1", "--set", "ranks_per_node=2")
@@ -358,7 +353,7 @@ def test_submit_names_it(monkeypatch: pytest.MonkeyPatch, write_spec: WriteSpec,
 
 
 @pytest.mark.nightly
-def test_a_real_slurm_brings_it_to_both_nodes(slurm: Slurm, tiny: Tiny, tmp_path: Path) -> None:
+def test_a_real_slurm_brings_it_to_both_nodes(slurm, tiny, tmp_path):
     """By sbcast; the nodes share one disk, so the second finds the first one's copy."""
     disk, run, spy = tmp_path / "disk", tmp_path / "run", tmp_path / "spy"
     disk.mkdir()

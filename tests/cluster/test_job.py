@@ -85,12 +85,12 @@ def _golden(case: str) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_script_is_the_golden_file(case: str) -> None:
+def test_the_script_is_the_golden_file(case):
     name, text = _golden(case)
     assert text == (GOLDEN / name).read_text()
 
 
-def test_there_is_a_golden_file_of_each_case_and_no_other() -> None:
+def test_there_is_a_golden_file_of_each_case_and_no_other():
     assert {path.name for path in GOLDEN.iterdir()} == {_golden(case)[0] for case in CASES}
 
 
@@ -102,7 +102,7 @@ COMMANDS += ["local-mpirun-one", "local-one", "pbs_generic-mpirun-many", "pbs_ge
 @pytest.mark.parametrize(
     "cases", [COMMANDS, pytest.param(list(CASES), marks=pytest.mark.nightly)], ids=["commands", "all"]
 )
-def test_bash_and_shellcheck_take_the_scripts(tmp_path: Path, cases: list[str]) -> None:
+def test_bash_and_shellcheck_take_the_scripts(tmp_path, cases):
     files = [tmp_path / f"{case}.sh" for case in cases]
     for file in files:
         file.write_text(script(file.stem))
@@ -115,7 +115,7 @@ def test_bash_and_shellcheck_take_the_scripts(tmp_path: Path, cases: list[str]) 
     assert done.returncode == 0
 
 
-def test_every_option_of_summits_script_is_explained() -> None:
+def test_every_option_of_summits_script_is_explained():
     """In papers/summit.md, and those of the launcher above its line in the script too."""
     page = (Path(__file__).resolve().parents[2] / "papers/summit.md").read_text()
     rows = re.findall(r"^\| (`-.*?) \|", page, re.M)
@@ -135,7 +135,7 @@ def test_every_option_of_summits_script_is_explained() -> None:
     assert all("#" in line for line in text.splitlines() if line.startswith("export "))
 
 
-def test_a_script_fits_on_a_screen() -> None:
+def test_a_script_fits_on_a_screen():
     """Without what a site's profile adds: its directives, modules, set-up and environment, a line of reason each."""
     for case in CASES:
         name, overrides, _ = CASES[case]
@@ -145,7 +145,7 @@ def test_a_script_fits_on_a_screen() -> None:
         assert len(script(case).splitlines()) - own <= 45, case
 
 
-def test_a_name_for_the_scheduler_has_no_character_that_it_would_read() -> None:
+def test_a_name_for_the_scheduler_has_no_character_that_it_would_read():
     names = {"tsm_r50-8f.v2": "tsm_r50-8f.v2", "a b; $(touch x) \"'": "a_b_touch_x_", "--wrap=id": "wrap_id"}
     names |= {"a%j%%J": "a_j_J", "a\n#SBATCH --uid=0": "a_SBATCH_--uid_0", "Größe": "Gr_e", "視頻": "_"}
     names |= {"...": "run", "n" * 200: "n" * 64}
@@ -154,7 +154,7 @@ def test_a_name_for_the_scheduler_has_no_character_that_it_would_read() -> None:
 
 @pytest.mark.parametrize("name", ["a\n#BSUB -P other\nb", "a\r#SBATCH --uid=0", "\t", "\x1b[2J"])
 @pytest.mark.parametrize("site", ["summit", "slurm_generic"])
-def test_no_line_of_the_users_stands_in_a_script(site: str, name: str) -> None:
+def test_no_line_of_the_users_stands_in_a_script(site, name):
     """LSF reads a line that begins with #BSUB wherever it stands, within quotes too."""
     hostile = replace(ONE, name=name, runs=(Path("/runs") / name,), workdir=Path("/w") / name)
     plain, script = (render(load_site(site), job) for job in (ONE, hostile))
@@ -163,13 +163,13 @@ def test_no_line_of_the_users_stands_in_a_script(site: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["a\nb", "it's\ta \\ and a $(b) `c`", "\x01\x7f", "ä\n視", "\udcff\n", "-n\r", " \n "])
-def test_what_is_not_printable_reads_back_as_it_was(text: str) -> None:
+def test_what_is_not_printable_reads_back_as_it_was(text):
     raw = text.encode("utf-8", "surrogateescape")
     program = f"printf %s {job_module._quote(text)}".encode("utf-8", "surrogateescape")
     assert subprocess.run(["bash", "-c", program], capture_output=True).stdout == raw
 
 
-def test_jobs_that_cannot_be() -> None:
+def test_jobs_that_cannot_be():
     site = load_site("local")
     with pytest.raises(UserError, match="local has no disk to stage to; set node_local in the profile"):
         render(site, STAGED)
@@ -178,14 +178,14 @@ def test_jobs_that_cannot_be() -> None:
             render(load_site(name), ARRAY)
 
 
-def test_a_job_may_go_on_with_at_most_the_nodes_that_it_has() -> None:
+def test_a_job_may_go_on_with_at_most_the_nodes_that_it_has():
     """Where a profile asks for more, a smaller job keeps all of its own."""
     sites = [load_site("slurm_generic", [f"min_nodes={nodes}"]) for nodes in (17, 16)]
     assert render(sites[0], MANY) == render(sites[1], MANY)
     assert [facts(site, MANY).min_nodes for site in sites] == [16, 16]
 
 
-def test_options_reach_the_scheduler_and_the_launcher_as_they_are_written() -> None:
+def test_options_reach_the_scheduler_and_the_launcher_as_they_are_written():
     directives = ["--constraint=a100&ib", "--constraint=[intel|amd]", '-R "select[mem>1000 && ncpus>2]"']
     site = load_site("slurm_v100")
     lines = tuple(DirectiveLine(option=option, why="w") for option in directives)
@@ -198,12 +198,12 @@ def test_options_reach_the_scheduler_and_the_launcher_as_they_are_written() -> N
 @pytest.mark.parametrize(
     "key, stays", [("restarts=5", False), ("min_nodes=16", False), ("min_nodes=15", True), ("spare_nodes=1", True)]
 )
-def test_a_scheduler_is_asked_to_keep_a_job_without_a_node_where_it_can_go_on(key: str, stays: bool) -> None:
+def test_a_scheduler_is_asked_to_keep_a_job_without_a_node_where_it_can_go_on(key, stays):
     slurm, pbs = (render(load_site(name, [key]), MANY) for name in ("slurm_generic", "pbs_generic"))
     assert ("\n#SBATCH --no-kill\n" in slurm) == ("\n#PBS -W tolerate_node_failures=all\n" in pbs) == stays
 
 
-def test_a_job_without_a_key_that_its_site_requires_is_refused() -> None:
+def test_a_job_without_a_key_that_its_site_requires_is_refused():
     keys = ["requires=[queue, account]", "queue=gpu"]
     with pytest.raises(
         UserError, match=r"slurm_generic: a job must have account; give --set account=\.\.\., or write it"
@@ -212,18 +212,18 @@ def test_a_job_without_a_key_that_its_site_requires_is_refused() -> None:
     assert "\n#SBATCH --account=a1\n" in render(load_site("slurm_generic", [*keys, "account=a1"]), ONE)
 
 
-def test_gpus_are_asked_for_as_the_site_says() -> None:
+def test_gpus_are_asked_for_as_the_site_says():
     plain, gres = (render(load_site("slurm_generic", keys), ONE) for keys in ([], ["gpus_flag=--gres=gpu:a100:{gpus}"]))
     assert gres == plain.replace("\n#SBATCH --gpus-per-node=4\n", "\n#SBATCH --gres=gpu:a100:4\n") != plain
 
 
-def test_an_array_without_a_cap_has_none() -> None:
+def test_an_array_without_a_cap_has_none():
     uncapped = replace(ARRAY, at_once=None)
     assert "\n#SBATCH --array=1-3\n" in render(load_site("slurm_generic"), uncapped)
     assert '\n#BSUB -J "sweep[1-3]"\n' in render(load_site("summit"), uncapped)
 
 
-def test_account_queue_modules_and_setup_are_where_they_belong() -> None:
+def test_account_queue_modules_and_setup_are_where_they_belong():
     overrides = ["account=abc123", "queue=batch-hm", "modules=[gcc/12, cuda]", "setup=['ulimit -n 4096 # workers']"]
     slurm, lsf = (render(load_site(name, overrides), ONE) for name in ("slurm_generic", "summit"))
     assert "\n#SBATCH --account=abc123\n#SBATCH --partition=batch-hm\n" in slurm
@@ -232,7 +232,7 @@ def test_account_queue_modules_and_setup_are_where_they_belong() -> None:
         assert "\nmodule load gcc/12\nmodule load cuda\nulimit -n 4096 # workers\nset -u\n" in script
 
 
-def test_a_secret_is_handed_to_ranks_of_torch() -> None:
+def test_a_secret_is_handed_to_ranks_of_torch():
     """mpirun and podman-hpc must be told, by its name alone; the job keeper makes it."""
     box = "container={runtime: podman_hpc, image: i, binds: [/p]}"
     for site, keys, word in (
@@ -248,7 +248,7 @@ def test_a_secret_is_handed_to_ranks_of_torch() -> None:
 
 @pytest.mark.parametrize("comm", ["horovod", "torch"])
 @pytest.mark.parametrize("site", SITES)
-def test_a_back_end_that_is_named_reaches_all_ranks(site: str, comm: str) -> None:
+def test_a_back_end_that_is_named_reaches_all_ranks(site, comm):
     """srun and jsrun hand on the script's environment; mpirun has to be told."""
     named, plain = (load_site(site, [f"comm={name}", ACCOUNT]) for name in (comm, "auto"))
     script = render(named, ONE)

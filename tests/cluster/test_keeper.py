@@ -25,13 +25,12 @@ from summit_train.cluster.submit import write_keeper
 from summit_train.core.files import write_json
 from summit_train.core.run_folder import RunLock
 from tests.cluster.test_scripts import NEW_JOBS, ended_with, prepared, run_to_end, started, stopped, wait_for_calls
-from tests.standins import Standins
 from tests.worlds import PATIENCE_S, ROOT
 
 FRONTIER = [f"frontier{number:05}" for number in range(1, 9363)]
 
 
-def test_it_starts_without_what_is_heavy_and_by_an_old_python(tmp_path: Path) -> None:
+def test_it_starts_without_what_is_heavy_and_by_an_old_python(tmp_path):
     """Also from one file, by a Python that has no summit_train."""
     program = "import sys, summit_train.cluster.keeper; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
@@ -69,9 +68,7 @@ def test_it_starts_without_what_is_heavy_and_by_an_old_python(tmp_path: Path) ->
         (["n1"], "", {}),
     ],
 )
-def test_the_answers_of_nodes_and_the_words_of_launchers(
-    nodes: list[str], text: str, answers: dict[str, Answer]
-) -> None:
+def test_the_answers_of_nodes_and_the_words_of_launchers(nodes, text, answers):
     assert _answers(text, nodes) == answers
 
 
@@ -84,18 +81,18 @@ def test_the_answers_of_nodes_and_the_words_of_launchers(
         ("x x", "x,x"),
     ],
 )
-def test_ranges_of_hosts(names: str, word: str) -> None:
+def test_ranges_of_hosts(names, word):
     assert ranges(names.split()) == word
 
 
-def test_hosts_that_a_word_cannot_hold_go_through_a_file_or_as_ranges() -> None:
+def test_hosts_that_a_word_cannot_hold_go_through_a_file_or_as_ranges():
     assert len(",".join(FRONTIER)) > LONGEST_WORD
     for scheduler, word in (("slurm", "/f"), ("flux", "frontier[00001-09362]")):
         hosts = SCHEDULERS[scheduler].hosts
         assert hosts(Nodes(["n1", "n2"], Path("/f"))) == "n1,n2" and hosts(Nodes(FRONTIER, Path("/f"))) == word
 
 
-def test_all_nodes_are_asked_in_one_step_as_many_as_there_are(standins: Standins, tmp_path: Path) -> None:
+def test_all_nodes_are_asked_in_one_step_as_many_as_there_are(standins, tmp_path):
     script, run = prepared(standins, "srun", tmp_path / "run")
     (standins.folder / "hosts").write_text("".join(f"{host}\n" for host in FRONTIER))
     (standins.folder / "broken").write_text("frontier00002")
@@ -107,7 +104,7 @@ def test_all_nodes_are_asked_in_one_step_as_many_as_there_are(standins: Standins
     assert (run / "job/hosts").read_text().split() == ["frontier00001", "frontier00003"]
 
 
-def test_a_launcher_that_starts_nothing_is_no_reason_to_requeue(standins: Standins, tmp_path: Path) -> None:
+def test_a_launcher_that_starts_nothing_is_no_reason_to_requeue(standins, tmp_path):
     """Neither at the first start nor at a later one; its words are in the output."""
     script, run = prepared(standins, "srun", tmp_path / "run")
     (standins.folder / "refusal").write_text("srun: error: Invalid account\n")
@@ -120,7 +117,7 @@ def test_a_launcher_that_starts_nothing_is_no_reason_to_requeue(standins: Standi
     assert not standins.calls("scontrol") and not (run / "job/requeues").exists()
 
 
-def test_nodes_that_do_not_answer_in_time_are_left_out(standins: Standins, tmp_path: Path) -> None:
+def test_nodes_that_do_not_answer_in_time_are_left_out(standins, tmp_path):
     """All of them here: a node may come back, so the job is requeued."""
     script, _ = prepared(standins, "srun", tmp_path / "run")
     (standins.folder / "silent").touch()
@@ -131,7 +128,7 @@ def test_nodes_that_do_not_answer_in_time_are_left_out(standins: Standins, tmp_p
     assert output.endswith("stopped at step 1; requeued, 1 of 20 requeues\n")
 
 
-def test_nodes_may_take_longer_while_others_answer(standins: Standins, tmp_path: Path) -> None:
+def test_nodes_may_take_longer_while_others_answer(standins, tmp_path):
     """30 of them, one after the other: together more than the seconds that the next one has."""
     script, _ = prepared(standins, "srun", tmp_path / "run")
     (standins.folder / "hosts").write_text("".join(f"n{number}\n" for number in range(30)))
@@ -141,7 +138,7 @@ def test_nodes_may_take_longer_while_others_answer(standins: Standins, tmp_path:
     assert status == 0 and "cannot start" not in output, output
 
 
-def test_a_second_job_of_a_run_waits_for_the_first(standins: Standins, tmp_path: Path) -> None:
+def test_a_second_job_of_a_run_waits_for_the_first(standins, tmp_path):
     script, run = prepared(standins, "srun", tmp_path / "run")
     with RunLock(run / "job"):
         status, output = run_to_end(standins, script, STANDIN_WAITS='{"lock": 0}')
@@ -163,9 +160,7 @@ def test_a_second_job_of_a_run_waits_for_the_first(standins: Standins, tmp_path:
         ('spec.yaml"', "spec.yaml\" '${x}'", ""),
     ],
 )
-def test_an_unknown_name_in_braces_is_refused_at_once(
-    standins: Standins, tmp_path: Path, old: str, new: str, named: str
-) -> None:
+def test_an_unknown_name_in_braces_is_refused_at_once(standins, tmp_path, old, new, named):
     script, _ = prepared(standins, "srun", tmp_path / "run")
     assert script.count(old) == 1
     status, output = run_to_end(standins, script.replace(old, new))
@@ -174,7 +169,7 @@ def test_an_unknown_name_in_braces_is_refused_at_once(
     assert status == (2 if named else 0) and bool(standins.calls("asked")) != bool(named)
 
 
-def test_a_warning_that_ends_a_question_to_the_scheduler_is_no_failure(standins: Standins, tmp_path: Path) -> None:
+def test_a_warning_that_ends_a_question_to_the_scheduler_is_no_failure(standins, tmp_path):
     """Flux sends it to all processes of the script."""
     script, _ = prepared(standins, "flux", tmp_path / "run")
     (standins.folder / "warned").touch()
@@ -182,7 +177,7 @@ def test_a_warning_that_ends_a_question_to_the_scheduler_is_no_failure(standins:
     assert status == 85 and "stopped at step 1; requeued" in output, output
 
 
-def test_a_jobs_launchers_do_not_hear_of_an_interactive_job() -> None:
+def test_a_jobs_launchers_do_not_hear_of_an_interactive_job():
     """Whose shell called sbatch: srun takes these for options."""
     stale = dict.fromkeys(
         ("SLURM_STEP_ID", "SLURM_CPU_BIND_TYPE", "SLURM_MPI_TYPE", "SRUN_DEBUG", "SLURM_PTY_PORT"), "x"
@@ -197,7 +192,7 @@ def test_a_jobs_launchers_do_not_hear_of_an_interactive_job() -> None:
     assert SCHEDULERS["flux"].environment({"MASTER_ADDR": "a"}, ["n3"], True) == {"MASTER_ADDR": "n3"}
 
 
-def test_ranks_get_a_secret_that_each_job_makes(standins: Standins, tmp_path: Path) -> None:
+def test_ranks_get_a_secret_that_each_job_makes(standins, tmp_path):
     """Of 32 random bytes, unless the user has made one."""
     for number, environ in enumerate(({}, {}, {"SUMMIT_TRAIN_SECRET": "mine"})):
         script, _ = prepared(standins, "srun", tmp_path / f"run{number}")
@@ -207,7 +202,7 @@ def test_ranks_get_a_secret_that_each_job_makes(standins: Standins, tmp_path: Pa
     assert own == "mine"
 
 
-def test_what_it_leaves_for_people_and_programs(standins: Standins, tmp_path: Path) -> None:
+def test_what_it_leaves_for_people_and_programs(standins, tmp_path):
     script, run = prepared(standins, "srun", tmp_path / "run")
     status, output = run_to_end(standins, script, TRAINER="crash")
     log = (run / "job/log").read_text()
@@ -219,7 +214,7 @@ def test_what_it_leaves_for_people_and_programs(standins: Standins, tmp_path: Pa
 
 
 @pytest.mark.parametrize("site", ["srun", *NEW_JOBS[:1], "local", "ranks"])
-def test_the_launchers_words_can_be_changed_in_the_script(standins: Standins, tmp_path: Path, site: str) -> None:
+def test_the_launchers_words_can_be_changed_in_the_script(standins, tmp_path, site):
     """A program may stand before another one; what cannot be is refused in one line."""
     script, run = prepared(standins, site, tmp_path / "run")
     wrapped = script.replace('    "$python" -m summit_train', '    env MINE=1 "$python" -m summit_train')
@@ -235,14 +230,12 @@ def test_the_launchers_words_can_be_changed_in_the_script(standins: Standins, tm
     assert (status, output) == (2, line)
 
 
-def test_the_program_is_found_behind_an_image_of_its_name() -> None:
+def test_the_program_is_found_behind_an_image_of_its_name():
     words = ["podman-hpc", "run", "summit_train", "python", "-m", "summit_train", "train", "spec.yaml"]
     assert program_end(words) == 6 and program_end(words[3:]) == 3
 
 
-def test_what_a_newer_version_has_written_and_a_path_in_braces_do_not_matter(
-    standins: Standins, tmp_path: Path
-) -> None:
+def test_what_a_newer_version_has_written_and_a_path_in_braces_do_not_matter(standins, tmp_path):
     """Nor does a sweep's table that cannot be written."""
     script, run = prepared(standins, "srun", tmp_path / "r{nodes}", sweep=tmp_path / "sweep")
     about = run / "job/job.json"
@@ -253,7 +246,7 @@ def test_what_a_newer_version_has_written_and_a_path_in_braces_do_not_matter(
     assert call["words"][-1] == f"{run}/job/spec.yaml"
 
 
-def test_a_node_local_folder_that_no_node_has_is_refused(standins: Standins, tmp_path: Path) -> None:
+def test_a_node_local_folder_that_no_node_has_is_refused(standins, tmp_path):
     keys = ("node_local=$NO_SUCH_FOLDER/x",)
     script, _ = prepared(standins, "srun", tmp_path / "run", keys=keys, stage=(tmp_path / "packed",))
     status, output = run_to_end(standins, script)
@@ -261,7 +254,7 @@ def test_a_node_local_folder_that_no_node_has_is_refused(standins: Standins, tmp
     assert not standins.calls("srun")
 
 
-def test_a_job_that_is_cancelled_before_it_has_nodes_removes_nothing(standins: Standins, tmp_path: Path) -> None:
+def test_a_job_that_is_cancelled_before_it_has_nodes_removes_nothing(standins, tmp_path):
     keys = ("node_local=/tmp",)
     script, _ = prepared(standins, "srun", tmp_path / "run", keys=keys, stage=(tmp_path / "packed",))
     silent = standins.folder / "silent"
@@ -276,14 +269,14 @@ def test_a_job_that_is_cancelled_before_it_has_nodes_removes_nothing(standins: S
 
 
 @pytest.mark.parametrize("site", ["srun", NEW_JOBS[0]])
-def test_a_job_that_is_cancelled_and_then_warned_stays_cancelled(standins: Standins, tmp_path: Path, site: str) -> None:
+def test_a_job_that_is_cancelled_and_then_warned_stays_cancelled(standins, tmp_path, site):
     script, run = prepared(standins, site, tmp_path / "run")
     status, output = stopped(standins, script, signal.SIGTERM, signal.SIGUSR2)
     assert status == 143 and "stopped by SIGTERM" in output, output
     assert json.loads((run / "job/state.json").read_text())["state"] == "cancelled"
 
 
-def test_ranks_are_stopped_where_nobody_reads_the_output_any_more(standins: Standins, tmp_path: Path) -> None:
+def test_ranks_are_stopped_where_nobody_reads_the_output_any_more(standins, tmp_path):
     script, run = prepared(standins, "srun", tmp_path / "run")
     process = started(standins, script, TRAINER="stop")
     assert process.stdout is not None

@@ -24,7 +24,7 @@ PROFILES = [(page, block) for page, language, block in BLOCKS if language == "ya
 
 
 @pytest.mark.parametrize(("page", "profile"), PROFILES)
-def test_every_profile_is_one(page: str, profile: str, tmp_path: Path) -> None:
+def test_every_profile_is_one(page, profile, tmp_path):
     path = tmp_path / "site.yaml"
     (tmp_path / "ours.yaml").write_text(dict(PROFILES[::-1])["sites"])
     path.write_text(profile.replace("/path/to/summit_train", str(ROOT)))
@@ -33,7 +33,7 @@ def test_every_profile_is_one(page: str, profile: str, tmp_path: Path) -> None:
     assert site.name in ("ours", "ours_by_srun", "our_cluster", "ours_debug", "workstation") and site.ranks == 4
 
 
-def test_the_whole_profiles_on_the_page_render(tmp_path: Path) -> None:
+def test_the_whole_profiles_on_the_page_render(tmp_path):
     path, job = tmp_path / "site.yaml", Job("t", (tmp_path / "runs/t",), 2, 60)
     slurm, pbs, flux, debug, _ = (profile for page, profile in PROFILES if page == "sites")
     for profile, options in (
@@ -57,7 +57,7 @@ def test_the_whole_profiles_on_the_page_render(tmp_path: Path) -> None:
     assert site.spec == {"precision": "bf16", "data.stage": "auto"} and site.notes == ()
 
 
-def test_the_template_on_the_page_makes_a_script(tmp_path: Path) -> None:
+def test_the_template_on_the_page_makes_a_script(tmp_path):
     """Beside its profile; what it includes is what ships."""
     (profile,) = [profile for _, profile in PROFILES if "template: " in profile]
     (template,) = [block for _, _, block in BLOCKS if block.startswith("#!/bin/bash\n{%")]
@@ -77,7 +77,7 @@ def test_the_template_on_the_page_makes_a_script(tmp_path: Path) -> None:
         render(load_site(tmp_path / "site.yaml"), job)
 
 
-def test_the_table_of_keys_has_every_key_with_its_default() -> None:
+def test_the_table_of_keys_has_every_key_with_its_default():
     found = {}
     table = (ROOT / "docs/clusters/sites.md").read_text().split("\n## The keys\n")[1].split("\n## ")[0]
     for line in re.findall(r"^\| `.*", table, re.M):

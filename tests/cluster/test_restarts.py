@@ -24,7 +24,6 @@ from tests.cluster.test_scripts import (
     started,
     wait_for_calls,
 )
-from tests.standins import Standins
 
 # The guard with a clock of its own, which ends it before its second look.
 WATCH = """
@@ -54,9 +53,7 @@ THREE = "n1\nn2\nn3\n"
         ("your mistake", 5, 1, 2),
     ],
 )
-def test_ranks_that_fail_start_again_in_the_same_job(
-    standins: Standins, tmp_path: Path, trainer: str, restarts: int, starts: int, status: int
-) -> None:
+def test_ranks_that_fail_start_again_in_the_same_job(standins, tmp_path, trainer, restarts, starts, status):
     """While a new checkpoint comes between two failures, and as often as the site allows."""
     script, run = prepared(standins, "summit", tmp_path / "run", keys=(f"restarts={restarts}",))
     ended, output = run_to_end(standins, script, TRAINER=trainer)
@@ -70,7 +67,7 @@ def test_ranks_that_fail_start_again_in_the_same_job(
 
 
 @pytest.mark.parametrize("site", ["srun", "mpirun", "hydra", "pals", "flux"])
-def test_a_restart_leaves_out_the_nodes_that_do_not_answer(standins: Standins, tmp_path: Path, site: str) -> None:
+def test_a_restart_leaves_out_the_nodes_that_do_not_answer(standins, tmp_path, site):
     """n2 is lost: a spare node takes its place, then what is left goes on, and then too few are left."""
     keys = ("spare_nodes=1", "min_nodes=1", "node_local=/tmp")
     script, run = prepared(standins, site, tmp_path / "run", keys, stage=(Path("/packed"),))
@@ -95,7 +92,7 @@ def test_a_restart_leaves_out_the_nodes_that_do_not_answer(standins: Standins, t
     assert [call["words"][2] for call in calls] == ["data", "train"] * 3
 
 
-def test_a_node_that_answers_again_is_used_again(standins: Standins, tmp_path: Path) -> None:
+def test_a_node_that_answers_again_is_used_again(standins, tmp_path):
     script, run = prepared(standins, "hydra", tmp_path / "run", keys=("spare_nodes=1", "restarts=2"))
     (standins.folder / "hosts").write_text(THREE)
     (standins.folder / "lost").write_text("n2 then -n2\n")
@@ -104,7 +101,7 @@ def test_a_node_that_answers_again_is_used_again(standins: Standins, tmp_path: P
     assert [line.rpartition(" ranks: ")[2] for line in lines] == ["n1 n3", "n1 n2"]
 
 
-def test_a_signal_while_nodes_are_asked_hands_the_job_over(standins: Standins, tmp_path: Path) -> None:
+def test_a_signal_while_nodes_are_asked_hands_the_job_over(standins, tmp_path):
     script, run = prepared(standins, "srun", tmp_path / "run")
     silent = standins.folder / "silent"
     silent.touch()  # nodes let the script wait
@@ -118,7 +115,7 @@ def test_a_signal_while_nodes_are_asked_hands_the_job_over(standins: Standins, t
     assert len(standins.calls("trainer")) == 1 and not (run / "job/restarts").exists()
 
 
-def test_a_job_whose_own_node_is_lost_is_requeued_from_another_one(standins: Standins, tmp_path: Path) -> None:
+def test_a_job_whose_own_node_is_lost_is_requeued_from_another_one(standins, tmp_path):
     """A step on a spare node asks Slurm for the job's nodes. test_lost_nodes.py has a real Slurm."""
     standins.program("scancel", standins.bin / "scancel")
     script, run = prepared(standins, "srun", tmp_path / "run", keys=("spare_nodes=1",), max_requeues=2)
@@ -145,7 +142,7 @@ def test_a_job_whose_own_node_is_lost_is_requeued_from_another_one(standins: Sta
     assert (run / "job/restarts").read_text().count(line) == (run / "job/7.out").read_text().count(line) == 2
 
 
-def test_a_launcher_that_waits_for_a_silent_node_is_ended(standins: Standins, tmp_path: Path) -> None:
+def test_a_launcher_that_waits_for_a_silent_node_is_ended(standins, tmp_path):
     """After a rank left the reason why it failed."""
     script, run = prepared(standins, "srun", tmp_path / "run")
     waits = '{"look": 0.1, "launcher": 0.5}'
@@ -157,9 +154,7 @@ def test_a_launcher_that_waits_for_a_silent_node_is_ended(standins: Standins, tm
 @pytest.mark.parametrize(
     ("site", "broken"), [*((site, "n2") for site in ("srun", "mpirun", "hydra", "pals", "flux")), ("srun", "n1 n2")]
 )
-def test_a_node_that_cannot_start_the_program_is_left_out_from_the_start(
-    standins: Standins, tmp_path: Path, site: str, broken: str
-) -> None:
+def test_a_node_that_cannot_start_the_program_is_left_out_from_the_start(standins, tmp_path, site, broken):
     """It is up and runs the launcher's own programs. Its reason is in the output, without the launcher's lines."""
     script, run = prepared(standins, site, tmp_path / "run", keys=("spare_nodes=1",))
     (standins.folder / "hosts").write_text(THREE)
@@ -177,7 +172,7 @@ def test_a_node_that_cannot_start_the_program_is_left_out_from_the_start(
         assert not standins.calls("trainer")
 
 
-def test_a_node_that_breaks_between_two_starts_is_left_out(standins: Standins, tmp_path: Path) -> None:
+def test_a_node_that_breaks_between_two_starts_is_left_out(standins, tmp_path):
     """As the replacement of a lost one, too: n3 cannot start ranks, so n1 goes on alone."""
     script, run = prepared(standins, "srun", tmp_path / "run", keys=("spare_nodes=1", "min_nodes=1", "restarts=1"))
     (standins.folder / "hosts").write_text(THREE)
@@ -212,9 +207,7 @@ BAD_NODES = [
         *((site, BAD_NODES[:1]) for site in ("flux", "srun", "mpirun")),
     ],
 )
-def test_bad_nodes_are_left_out_and_missed_where_none_is_spare(
-    standins: Standins, tmp_path: Path, site: str, cases: list[tuple[str, str, str, str]]
-) -> None:
+def test_bad_nodes_are_left_out_and_missed_where_none_is_spare(standins, tmp_path, site, cases):
     script, run = prepared(standins, site, tmp_path / "run")
     for hosts, bad, down, left in cases:
         (standins.folder / "hosts").write_text(hosts)

@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import subprocess
-from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
@@ -143,7 +142,7 @@ def stopped(
 
 
 @pytest.mark.parametrize("site", LAUNCHERS)
-def test_the_launcher_gets_what_the_site_says(standins: Standins, tmp_path: Path, site: str) -> None:
+def test_the_launcher_gets_what_the_site_says(standins, tmp_path, site):
     script, run = prepared(standins, site, tmp_path / "run")
     status, output = run_to_end(standins, script)
     assert (status, output.count("\n")) == (0, 2) and output.endswith(f": done, {run}\n"), output
@@ -162,7 +161,7 @@ def test_the_launcher_gets_what_the_site_says(standins: Standins, tmp_path: Path
         *itertools.product(("local", "flux"), (HOSTILE[0], HOSTILE[5])),
     ],
 )
-def test_hostile_names_break_and_run_nothing(standins: Standins, tmp_path: Path, site: str, name: str) -> None:
+def test_hostile_names_break_and_run_nothing(standins, tmp_path, site, name):
     script, run = prepared(standins, site, tmp_path / "runs" / name)
     status, output = run_to_end(standins, script)
     assert status == 0, output
@@ -182,7 +181,7 @@ def _directives(script: str) -> list[str]:
 
 
 @pytest.mark.parametrize("site", ["summit", "lsf", "srun", "mpirun", "hydra", "flux"])
-def test_staging_is_once_a_node_then_training_reads_there(standins: Standins, tmp_path: Path, site: str) -> None:
+def test_staging_is_once_a_node_then_training_reads_there(standins, tmp_path, site):
     packed = (Path("/packed/$(touch x) train"), Path("/packed/val"))
     script, run = prepared(standins, site, tmp_path / "run", stage=packed)
     status, output = run_to_end(standins, script, USER="me")
@@ -202,16 +201,14 @@ def test_staging_is_once_a_node_then_training_reads_there(standins: Standins, tm
     ("site", "stage", "environ", "status"),
     [("srun", (Path("/packed"),), {"STAGING_ENDS": "4"}, 4), ("summit", (), {"TRAINER": "fail"}, 3)],
 )
-def test_staging_or_training_that_fails_twice_ends_the_job(
-    standins: Standins, tmp_path: Path, site: str, stage: tuple[Path, ...], environ: dict[str, str], status: int
-) -> None:
+def test_staging_or_training_that_fails_twice_ends_the_job(standins, tmp_path, site, stage, environ, status):
     script, run = prepared(standins, site, tmp_path / "run", stage=stage)
     ended, output = run_to_end(standins, script, **environ)
     assert ended == status and output.endswith(f"failed with exit status {status}; not started again\n")
     assert len(standins.calls("trainer")) == 2 and not (run / "job/done").exists()
 
 
-def test_a_job_of_this_machine_starts_its_ranks_itself(standins: Standins, tmp_path: Path) -> None:
+def test_a_job_of_this_machine_starts_its_ranks_itself(standins, tmp_path):
     packed = Path("/packed/$(touch x)")
     script, run = prepared(standins, "ranks", tmp_path / "$(touch x)", ("node_local=/tmp",), stage=(packed,))
     status, output = run_to_end(standins, script)
@@ -225,7 +222,7 @@ def test_a_job_of_this_machine_starts_its_ranks_itself(standins: Standins, tmp_p
 # mpirun, srun and jsrun each pass the signal on in their own way, which tests with the real ones show; here the
 # stand-ins of mpirun and srun become the trainer, so that the script's signal reaches it.
 @pytest.mark.parametrize("site", ["lsf", "srun", "mpirun"])
-def test_the_warning_reaches_the_ranks_and_the_job_is_requeued(standins: Standins, tmp_path: Path, site: str) -> None:
+def test_the_warning_reaches_the_ranks_and_the_job_is_requeued(standins, tmp_path, site):
     """However often the signal comes."""
     script, run = prepared(standins, site, tmp_path / "run")
     status, output = stopped(standins, script, *[signal.SIGUSR2] * 5)
@@ -261,10 +258,7 @@ TERM = signal.SIGTERM
         ("ranks", "stop", USR2, {}, 85, "stopped at step 8; submit it again to continue\n"),
     ],
 )
-def test_how_a_job_that_is_stopped_ends(
-    standins: Standins, tmp_path: Path,
-    site: str, does: str, number: int, files: Mapping[str, str], status: int, last: str,
-) -> None:  # fmt: skip
+def test_how_a_job_that_is_stopped_ends(standins, tmp_path, site, does, number, files, status, last):
     script, run = prepared(standins, site, tmp_path / "run")
     for name, text in files.items():
         (tmp_path / name).write_text(text)
@@ -275,14 +269,14 @@ def test_how_a_job_that_is_stopped_ends(
     assert bool(standins.calls("scontrol")) == (is_requeued and site == "srun")
 
 
-def test_a_job_that_is_ending_is_not_requeued(standins: Standins, tmp_path: Path) -> None:
+def test_a_job_that_is_ending_is_not_requeued(standins, tmp_path):
     script, _ = prepared(standins, "srun", tmp_path / "run")
     status, output = stopped(standins, script, state="COMPLETING")
     assert status == 1 and "Slurm calls it COMPLETING, so it is not requeued here" in output
     assert not standins.calls("scontrol")
 
 
-def test_a_job_that_scored_videos_is_requeued_as_one_that_made_steps(standins: Standins, tmp_path: Path) -> None:
+def test_a_job_that_scored_videos_is_requeued_as_one_that_made_steps(standins, tmp_path):
     """Twice: the second one finds scores of the first."""
     script, _ = prepared(standins, "srun", tmp_path / "run")
     for does, status in (("stop in the evaluation", 85),) * 2 + (("stop without a step", 1),):
@@ -290,7 +284,7 @@ def test_a_job_that_scored_videos_is_requeued_as_one_that_made_steps(standins: S
 
 
 @pytest.mark.parametrize("number", [signal.SIGUSR2, signal.SIGTERM])
-def test_preemptions_are_counted_apart_from_requeues(standins: Standins, tmp_path: Path, number: int) -> None:
+def test_preemptions_are_counted_apart_from_requeues(standins, tmp_path, number):
     """Within the grace time, as a real Slurm 22.05 was seen to say it."""
     script, run = prepared(standins, "srun", tmp_path / "run", max_requeues=1)
     others = "JobId=8 Restarts=0 PreemptTime=None\n"
@@ -307,7 +301,7 @@ def test_preemptions_are_counted_apart_from_requeues(standins: Standins, tmp_pat
     assert not (run / "job/requeues").exists()
 
 
-def test_requeues_are_bounded(standins: Standins, tmp_path: Path) -> None:
+def test_requeues_are_bounded(standins, tmp_path):
     script, run = prepared(standins, "lsf", tmp_path / "run", max_requeues=2)
     ends = [stopped(standins, script) for _ in range(3)]
     assert [status for status, _ in ends] == [85, 85, 1]
@@ -316,7 +310,7 @@ def test_requeues_are_bounded(standins: Standins, tmp_path: Path) -> None:
     assert ends[2][1].endswith(last)
 
 
-def test_a_requeue_that_ends_the_jobs_processes_counts(standins: Standins, tmp_path: Path) -> None:
+def test_a_requeue_that_ends_the_jobs_processes_counts(standins, tmp_path):
     """Slurm ends them at once, `scontrol` and the script among them."""
     (standins.bin / "scontrol").write_text(
         '#!/bin/sh\n[ "$1" != show ] || exec echo n1 n2\n[ "$1" = requeue ] || exit 0\nkill -TERM $$ $PPID\nsleep 0.1\n'
@@ -328,9 +322,7 @@ def test_a_requeue_that_ends_the_jobs_processes_counts(standins: Standins, tmp_p
 
 
 @pytest.mark.parametrize("site", ["srun", *NEW_JOBS])
-def test_a_requeue_that_is_refused_is_named(
-    standins: Standins, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, site: str
-) -> None:
+def test_a_requeue_that_is_refused_is_named(standins, tmp_path, monkeypatch, site):
     """Though squeue did not answer either."""
     script, run = prepared(standins, site, tmp_path / "run")
     monkeypatch.setenv("STANDIN_REFUSES", "would exceed the queue's limit")
@@ -342,7 +334,7 @@ def test_a_requeue_that_is_refused_is_named(
 
 
 @pytest.mark.parametrize("site", ["summit", "srun"])
-def test_an_arrays_index_chooses_the_run(standins: Standins, tmp_path: Path, site: str) -> None:
+def test_an_arrays_index_chooses_the_run(standins, tmp_path, site):
     runs = tuple(tmp_path / f"runs/{name}" for name in ("a", HOSTILE[0], HOSTILE[5]))
     script, _ = prepared(standins, site, tmp_path / "array", runs=runs)
     for index, run in enumerate(runs, 1):
@@ -353,7 +345,7 @@ def test_an_arrays_index_chooses_the_run(standins: Standins, tmp_path: Path, sit
 
 
 @pytest.mark.parametrize("site", NEW_JOBS)
-def test_a_job_that_is_warned_hands_over_to_a_new_one(standins: Standins, tmp_path: Path, site: str) -> None:
+def test_a_job_that_is_warned_hands_over_to_a_new_one(standins, tmp_path, site):
     """PBS and Flux requeue nothing for a user. The new job is recorded in the place of the old one."""
     script, run = prepared(standins, site, tmp_path / "run", max_requeues=1)
     own, new = ("f7", "fA101") if site == "flux" else ("7", "101.pbs")
@@ -371,7 +363,7 @@ def test_a_job_that_is_warned_hands_over_to_a_new_one(standins: Standins, tmp_pa
     assert status == 1 and "after 1 requeues, no more are allowed" in output and len(standins.jobs()) == 1
 
 
-def test_a_pbs_job_warns_itself_before_its_walltime(standins: Standins, tmp_path: Path) -> None:
+def test_a_pbs_job_warns_itself_before_its_walltime(standins, tmp_path):
     script, _ = prepared(standins, "hydra", tmp_path / "run", keys=("warning_seconds=3597",))
     status, output = run_to_end(standins, script, TRAINER="stop")
     assert status in (1, 85)  # 1: on a busy machine, before the ranks could hear it
@@ -381,7 +373,7 @@ def test_a_pbs_job_warns_itself_before_its_walltime(standins: Standins, tmp_path
 @pytest.mark.parametrize(
     ("site", "command"), [("summit", "bsub"), ("srun", "sbatch"), ("hydra", "qsub"), ("flux", "flux batch")]
 )
-def test_a_script_that_is_started_by_hand_says_so(standins: Standins, tmp_path: Path, site: str, command: str) -> None:
+def test_a_script_that_is_started_by_hand_says_so(standins, tmp_path, site, command):
     script, run = prepared(standins, site, tmp_path / "run")
     done = subprocess.run(["bash", "-c", script], env=standins.environ, capture_output=True, text=True)
     assert done.returncode != 0 and f"this is a job script, for {command}" in done.stderr
@@ -397,12 +389,12 @@ def test_a_script_that_is_started_by_hand_says_so(standins: Standins, tmp_path: 
         "flux --parent batch job.sh",
     ],
 )  # fmt: skip
-def test_the_stand_ins_do_check(standins: Standins, line: str) -> None:
+def test_the_stand_ins_do_check(standins, line):
     done = subprocess.run(line.split(), env=standins.environ, capture_output=True, stdin=subprocess.DEVNULL)
     assert done.returncode == 97 and done.stderr, done.stdout
 
 
-def test_directives_outside_the_head_count_for_bsub(standins: Standins) -> None:
+def test_directives_outside_the_head_count_for_bsub(standins):
     """The stand-in reads #BSUB wherever it stands, as bsub does: else the hostile names would prove nothing."""
     script = "#!/bin/bash\n#BSUB -J a\nname='\n#BSUB -P other\n'\n"
     done = subprocess.run(["bsub"], env=standins.environ, input=script, capture_output=True, text=True)

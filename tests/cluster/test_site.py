@@ -34,12 +34,12 @@ def _variables(site: Site) -> dict[str, str]:
     return {name: setting.value for name, setting in site.environment.items()}
 
 
-def test_the_shipped_sites() -> None:
+def test_the_shipped_sites():
     assert tuple(sorted(path.stem for path in shipped("configs/sites").glob("*.yaml"))) == SITES
     assert [load_site(name).name for name in SITES] == list(SITES)
 
 
-def test_summit_is_as_its_guide_says() -> None:
+def test_summit_is_as_its_guide_says():
     site = load_site("summit")
     assert (site.scheduler, site.launcher, site.ranks, site.cores_per_rank) == ("lsf", "jsrun", 6, 7)
     hours = {nodes: (site.walltime_cap(nodes) or 0) / 60 for nodes in (1, 45, 46, 91, 92, 921, 922, 4608)}
@@ -48,7 +48,7 @@ def test_summit_is_as_its_guide_says() -> None:
         site.walltime_cap(4609)
 
 
-def test_a_profile_of_ones_own_may_extend_a_shipped_one(tmp_path: Path) -> None:
+def test_a_profile_of_ones_own_may_extend_a_shipped_one(tmp_path):
     # YAML 1.1 reads 2:30 as the number 150, which is what 2 h 30 min are in minutes.
     site = load_site(_mine(tmp_path, "default_walltime: 2:30\n"), ["ranks_per_node=4"])
     assert (site.name, site.ranks, site.cores_per_rank, site.default_walltime) == ("mine", 4, 15, 150)
@@ -60,7 +60,7 @@ def test_a_profile_of_ones_own_may_extend_a_shipped_one(tmp_path: Path) -> None:
     assert _variables(site).items() >= {"NCCL_DEBUG": "INFO", "OMP_NUM_THREADS": "1"}.items()
 
 
-def test_lists_are_added_to_and_a_replaced_one_is_noted_with_what_is_lost(tmp_path: Path) -> None:
+def test_lists_are_added_to_and_a_replaced_one_is_noted_with_what_is_lost(tmp_path):
     path = tmp_path / "ours.yaml"
     text = f"name: ours\nextends: {GENERIC}\nenvironment: {{A: {{value: b, why: c}}}}\n"
     same = "{option: --mpi=pmix, why: how srun and MPI find each other; both have to be built with PMIx}"
@@ -79,7 +79,7 @@ def test_lists_are_added_to_and_a_replaced_one_is_noted_with_what_is_lost(tmp_pa
     assert site.modules == ("a",) and len(site.notes) == 2
 
 
-def test_a_sites_spec_keys_go_below_those_of_the_users_file(tmp_path: Path) -> None:
+def test_a_sites_spec_keys_go_below_those_of_the_users_file(tmp_path):
     site = load_site(_mine(tmp_path, "spec: {precision: bf16, data.workers: 9, data.stage: auto, seed: 3}\n"))
     needed = "name: a\nmodel: {arch: tsm, num_classes: 4}\n"
     (tmp_path / "base.yaml").write_text(f"{needed}data: {{train: t, val: v, workers: 2}}\n")
@@ -93,7 +93,7 @@ def test_a_sites_spec_keys_go_below_those_of_the_users_file(tmp_path: Path) -> N
         load_spec_on(wrong, tmp_path / "own.yaml", [])
 
 
-def test_a_site_that_was_written_down_reads_back(tmp_path: Path) -> None:
+def test_a_site_that_was_written_down_reads_back(tmp_path):
     """As a sweep keeps it; walltimes need no quotes."""
     caps = "walltime_caps: [{nodes: 4, walltime: 24:00:00}, {nodes: 8, walltime: 1-12:00:00}]\n"
     more = "comm: torch\nspec: {seed: 3}\nnotes: [a]\nrequires: [account]\ndefault_walltime: 2:00:00\n"
@@ -113,14 +113,14 @@ def test_a_site_that_was_written_down_reads_back(tmp_path: Path) -> None:
         ("launcher: mpirun\nbind: true", False),
     ],
 )
-def test_what_ranks_of_this_machine_do_not_read_is_noted(tmp_path: Path, more: str, is_noted: bool) -> None:
+def test_what_ranks_of_this_machine_do_not_read_is_noted(tmp_path, more, is_noted):
     path = tmp_path / "ours.yaml"
     path.write_text(f"extends: {GENERIC.with_name('local.yaml')}\nname: ours\n{more}\n")
     nothing = "ours: bind and launcher_options do nothing with launcher ranks; set launcher: mpirun to use them"
     assert load_site(path).notes == (nothing,) * is_noted
 
 
-def test_walltimes_are_hours_and_minutes() -> None:
+def test_walltimes_are_hours_and_minutes():
     for text, minutes in (("0:30", 30), ("2:00", 120), ("24:00", 1440), ("100:59", 6059), ("0000:01", 1)):
         assert parse_walltime(text) == parse_walltime(walltime_text(minutes)) == minutes
     for text, minutes in (("11:59:59", 719), ("1-12:00:00", 2160), ("2-00:30", 2910), ("0-1:00:59", 60)):
@@ -130,7 +130,7 @@ def test_walltimes_are_hours_and_minutes() -> None:
             parse_walltime(wrong)
 
 
-def test_keys_of_the_site_become_variables_of_the_ranks(tmp_path: Path) -> None:
+def test_keys_of_the_site_become_variables_of_the_ranks(tmp_path):
     both = {"SUMMIT_TRAIN_CHECK_NODES": "1", "SUMMIT_TRAIN_EXCLUDE_SLOW": "1"}
     for keys, variables in (
         ([], {}),
@@ -194,7 +194,7 @@ COMMA = "FAIL: unknown key; within { } a comma ends a value, so quote one that h
         ),
     ],
 )
-def test_mistakes_have_their_line_and_what_would_be_right(tmp_path: Path, more: str, message: str) -> None:
+def test_mistakes_have_their_line_and_what_would_be_right(tmp_path, more, message):
     with pytest.raises(UserError) as error:
         load_site(_mine(tmp_path, more))
     assert message in str(error.value) and "mine" in str(error.value)
@@ -218,7 +218,7 @@ def test_mistakes_have_their_line_and_what_would_be_right(tmp_path: Path, more: 
         (f"{shipped('configs/machines')}/summit.yaml", "", "/summit.yaml is a machine file; --site takes a site "),
     ],
 )
-def test_what_cannot_be_is_named(site: str, keys: str, message: str) -> None:
+def test_what_cannot_be_is_named(site, keys, message):
     with pytest.raises(UserError) as error:
         load_site(site, keys.split())
     assert message in str(error.value)
