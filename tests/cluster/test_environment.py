@@ -10,6 +10,7 @@ import json
 import marshal
 import os
 import py_compile
+import re
 import shutil
 import subprocess
 import sys
@@ -24,7 +25,7 @@ import pytest
 
 from summit_train.cluster import submit
 from summit_train.cluster.environment import environment_files, environment_key, pack
-from summit_train.cluster.job import Job, facts, render
+from summit_train.cluster.job import KEEPER, Job, facts, render
 from summit_train.cluster.site import load_site
 from summit_train.core.errors import UserError
 from summit_train.core.files import write_json
@@ -275,49 +276,51 @@ def test_a_signal_during_the_copying_ends_the_job(tiny, tmp_path):
     assert done.returncode == 1 and "stopped at step 0 without a new step" in done.stdout, done
 
 
-def test_the_image_of_a_container_is_copied_and_entered_there(standins, tmp_path):
-    run, image, disk = tmp_path / "run", tmp_path / "an image.sif", tmp_path / "disk"
-    for folder in (run / "job", disk):
-        folder.mkdir(parents=True)
+ENTER = """#!/bin/sh
+echo "$@" >'{calls}'
+until [ -f "$1" ]; do shift; done
+shift 2 # the image and its python
+exec '{trainer}' "$@"
+"""
+
+
+@pytest.mark.parametrize("is_copied", [False, True])
+def test_a_script_enters_the_image_or_its_copy_for_every_rank(standins, tmp_path, is_copied):
+    """The job keeper starts by an interpreter that has no summit_train, from one file."""
+    run, image, disk = tmp_path / "run", tmp_path / "my image.sif", tmp_path / "disk"
+    (run / "job").mkdir(parents=True)
+    disk.mkdir()
     image.write_text("an image")
+    trainer = standins.program("trainer", tmp_path / "trainer")
     apptainer = standins.bin / "apptainer"
-    apptainer.write_text(f'#!/bin/bash\nfor word; do [[ $word != {disk}/* ]] || cat "$word"; done; echo " $*"\n')
+    apptainer.write_text(ENTER.format(calls=tmp_path / "calls", trainer=trainer))
     apptainer.chmod(0o755)
-    box = [f"container={{runtime: apptainer, image: {image}, binds: [{tmp_path}]}}"]
-    site = load_site("local", [*box, f"node_local={disk}", "stage_environment=true"])
-    staged = submit.staged_environment(site, tmp_path)
-    assert staged == image
-    job = Job("run", (run,), 1, 60, tmp_path, sys.executable, environment=staged)
+    box = f"container={{runtime: apptainer, image: {image}, binds: [{tmp_path}], python: /opt/venv/bin/python}}"
+    host = f"host_python={sys._base_executable}"  # type: ignore[attr-defined]
+    site = load_site("local", [box, host, f"node_local={disk}", f"stage_environment={is_copied}"])
+    environment = submit.staged_environment(site, tmp_path)
+    assert environment == (image if is_copied else None)
+    job = Job("run", (run,), 1, 60, tmp_path, "/nowhere/python", environment=environment)
     write_json(run / "job/job.json", asdict(facts(site, job)))
-    words, environ = ["bash", "-c", render(site, job)], standins.environ
-    done = subprocess.run(words, env=environ, capture_output=True, text=True, timeout=PATIENCE_S)
-    assert f"an image exec --bind {tmp_path}:{tmp_path} {disk}/summit_train_environment_local-" in done.stdout, done
-    image.unlink()
+    submit.write_keeper(run / "job" / KEEPER)
+    words = ["bash", "-c", render(site, job)]
+    done = subprocess.run(words, env=standins.environ, capture_output=True, text=True, timeout=PATIENCE_S)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (call,) = standins.calls("trainer")
+    assert call["words"] == ["-m", "summit_train", "train", f"{run}/job/spec.yaml", "--ranks", "2"]
+    entered = f"{disk}/summit_train_environment_local-\\d+/copy" if is_copied else re.escape(str(image))
+    program = f"/opt/venv/bin/python -m summit_train train {run}/job/spec.yaml --ranks 2\n"
+    line = (tmp_path / "calls").read_text()
+    assert re.fullmatch(f"exec --bind {tmp_path}:{tmp_path} {entered} {program}", line), line
+
+
+def test_an_image_that_is_missing_is_named(tmp_path):
+    box = f"container={{runtime: apptainer, image: {tmp_path}/i.sif, binds: [/p]}}"
+    site = load_site("local", [box, "node_local=/tmp", "stage_environment=true"])
     with pytest.raises(
-        UserError, match=r"local: container.image: must be a file, to be copied to the nodes, got .*sif"
+        UserError, match=r"local: container.image: must be a file, to be copied to the nodes, got"
     ):
         submit.staged_environment(site, tmp_path)
-
-
-BOX = "container={{runtime: {}, image: i, binds: [/p]}}"
-
-
-@pytest.mark.parametrize(
-    ("site", "keys", "message"),
-    [
-        ("local", ["stage_environment=true"], "must be false without node_local, the folder to copy it to"),
-        (
-            "slurm_generic",
-            ["stage_environment=true", BOX.format("podman_hpc")],
-            "false with container.runtime podman_hpc",
-        ),
-        ("slurm_generic", ["stage_environment=/f", BOX.format("apptainer")], "must be true or false with container"),
-        ("slurm_generic", ["stage_environment=f.tar"], "stage_environment"),
-    ],
-)
-def test_sites_that_cannot_copy_it(site, keys, message):
-    with pytest.raises(UserError, match=message):
-        load_site(site, keys)
 
 
 def test_submit_packs_it_once(monkeypatch, write_spec, tmp_path):

@@ -51,7 +51,13 @@ CASES |= {
     f"{site}-spare": (site, ("spare_nodes=2", "min_nodes=12"), STAGED)
     for site in ("slurm_generic", "pbs_generic", "flux_generic")
 }
-
+_BOX = ("container.image=/proj/it's $(mine).sif", "container.options=[{option: --gpu, why: the node's driver}]")
+_BINDS = dict.fromkeys(("apptainer", "podman_hpc", "pyxis"), "container.binds=[/proj, '/nvme/$USER:/fast']")
+RUNTIMES = _BINDS | {"edf": "container.binds=[]"}
+CASES |= {
+    f"slurm_generic-{runtime}": ("slurm_generic", (f"container.runtime={runtime}", *_BOX, binds), STAGED)
+    for runtime, binds in RUNTIMES.items()
+}
 
 # Kept whole: a script of each kind of site. The others are kept as diffs.
 WHOLE = ("local-one", *(f"{site}-many" for site in (*ALONE, "lsf_generic", "slurm_generic", "summit")))
@@ -66,7 +72,7 @@ LIKE |= {"local-mpirun-one": "local-one"}
 def _base(case: str) -> str:
     """Return the case whose script the golden file of another one is a diff against."""
     site, _, what = case.rpartition("-")
-    return LIKE.get(case) or f"{site}-{'staged' if what in ('environment', 'spare') else 'many'}"
+    return LIKE.get(case) or f"{site}-{'staged' if what in ('environment', 'spare', *RUNTIMES) else 'many'}"
 
 
 def script(case: str) -> str:
@@ -95,7 +101,7 @@ def test_there_is_a_golden_file_of_each_case_and_no_other():
 
 
 # Every launcher, and every kind of job that has commands of its own. The others differ from them in values.
-COMMANDS = [case for case in CASES if case.endswith(("-array", "-environment", "-spare"))]
+COMMANDS = [case for case in CASES if case.rpartition("-")[2] in ("array", "environment", "spare", *RUNTIMES)]
 COMMANDS += ["local-mpirun-one", "local-one", "pbs_generic-mpirun-many", "pbs_generic-pals-many"]
 
 

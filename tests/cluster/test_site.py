@@ -200,17 +200,37 @@ def test_mistakes_have_their_line_and_what_would_be_right(tmp_path, more, messag
     assert message in str(error.value) and "mine" in str(error.value)
 
 
+BOX = "container.image=i; container.binds=[/p]; container.runtime="
+EDF = "container.image=i; container.runtime=edf"
+
+
 @pytest.mark.parametrize(
     ("site", "keys", "message"),
     [
         ("slurm_generic", "launcher=jsrun", "slurm_generic: launcher: must be srun or mpirun with slurm, got jsrun"),
         ("slurm_generic", "gpus_per_node=0", "ranks_per_node: must be given where gpus_per_node is 0"),
         ("slurm_generic", "scheduler=pbz", "scheduler: must be one of slurm, lsf, pbs, flux, local, got 'pbz'"),
-        ("slurm_generic", "queue=gpu +queue=[a]", "override '+queue=[a]': "),
-        ("slurm_generic", "queue=gpu +queue=[a]", " must be a list that is added to a list"),
+        ("slurm_generic", "queue=gpu; +queue=[a]", "override '+queue=[a]': "),
+        ("slurm_generic", "queue=gpu; +queue=[a]", " must be a list that is added to a list"),
         ("summit", "spare_nodes=1", "summit: spare_nodes: must be 0 with jsrun on lsf"),
         ("summit", "min_nodes=1", "summit: min_nodes: must be null with jsrun on lsf"),
         ("summit", "gpus_flag=--x={gpus}", "summit: gpus_flag: must be null, as lsf has one way to ask for GPUs"),
+        ("local", "stage_environment=true", "must be false without node_local, the folder to copy it to"),
+        ("slurm_generic", "stage_environment=f.tar", "stage_environment: "),
+        ("slurm_generic", f"stage_environment=true; {BOX}podman_hpc", "be false with container.runtime podman_hpc"),
+        ("slurm_generic", f"stage_environment=/f; {BOX}apptainer", "must be true or false with container, which"),
+        ("slurm_generic", f"launcher=mpirun; {BOX}pyxis", "container.runtime: pyxis must be used with launcher srun"),
+        ("slurm_generic", f"launcher=mpirun; {EDF}", "container.runtime: edf must be used with launcher srun"),
+        ("slurm_generic", f"{EDF}; container.binds=[/p]", "container.binds: must be empty with edf; mount the folders"),
+        ("slurm_generic", f"{BOX}apptainer; container.binds=[]", "must be the folders of runs and data, got none; try"),
+        ("slurm_generic", f"{BOX}docker", "container.runtime: 'docker' is not a choice"),
+        ("slurm_generic", f"{BOX}apptainer; container.binds=[p]", "must be an absolute path without spaces"),
+        ("slurm_generic", f"{BOX}apptainer; container.python=a b", "container.python: must be a name or an absolute"),
+        (
+            "slurm_generic",
+            f"{BOX}apptainer; container.options=[{{option: -x;, why: w}}]",
+            "without quotes, such as",
+        ),
         ("nosuch", "", f"site 'nosuch' not found; shipped: {', '.join(SITES)}; or give the path"),
         ("perlmuter", "", "site 'perlmuter' not found; did you mean perlmutter? shipped: alps, "),
         ("nowhere/site.yaml", "", "nowhere/site.yaml: cannot be read"),
@@ -220,5 +240,5 @@ def test_mistakes_have_their_line_and_what_would_be_right(tmp_path, more, messag
 )
 def test_what_cannot_be_is_named(site, keys, message):
     with pytest.raises(UserError) as error:
-        load_site(site, keys.split())
+        load_site(site, keys.split("; ") if keys else [])
     assert message in str(error.value)
