@@ -317,9 +317,7 @@ def test_a_script_enters_the_image_or_its_copy_for_every_rank(standins, tmp_path
 def test_an_image_that_is_missing_is_named(tmp_path):
     box = f"container={{runtime: apptainer, image: {tmp_path}/i.sif, binds: [/p]}}"
     site = load_site("local", [box, "node_local=/tmp", "stage_environment=true"])
-    with pytest.raises(
-        UserError, match=r"local: container.image: must be a file, to be copied to the nodes, got"
-    ):
+    with pytest.raises(UserError, match=r"local: container.image: must be a file, to be copied to the nodes, got"):
         submit.staged_environment(site, tmp_path)
 
 

@@ -18,7 +18,7 @@ import pytest
 
 from summit_train.cluster import job as job_module
 from summit_train.cluster.job import Job, facts, job_name, render
-from summit_train.cluster.site import DirectiveLine, LauncherOption, load_site
+from summit_train.cluster.site import load_site
 from summit_train.core.errors import UserError
 from tests.cluster.test_site import SITES
 
@@ -58,6 +58,14 @@ CASES |= {
     f"slurm_generic-{runtime}": ("slurm_generic", (f"container.runtime={runtime}", *_BOX, binds), STAGED)
     for runtime, binds in RUNTIMES.items()
 }
+KEYS = ("account=abc123", "queue=batch-hm", "modules=[gcc/12, cuda]", "setup=['ulimit -n 4096 # workers']")
+OPTIONS = (
+    "gpus_flag=--gres=gpu:a100:{gpus}",
+    "directives=[{option: '--x=[a|b]&c', why: w}, {option: '-R \"select[mem>1000 && ncpus>2]\"', why: w}]",
+    "launcher_options=[{option: --mca pml ^ucx, why: w}, {option: --x=a&b, why: w}]",
+)
+CASES |= {"slurm_v100-keys": ("slurm_v100", (*KEYS, *OPTIONS), MANY), "summit-keys": ("summit", KEYS, MANY)}
+CASES |= {f"{site}-uncapped": (site, (), replace(ARRAY, at_once=None)) for site in ("slurm_generic", "summit")}
 
 # Kept whole: a script of each kind of site. The others are kept as diffs.
 WHOLE = ("local-one", *(f"{site}-many" for site in (*ALONE, "lsf_generic", "slurm_generic", "summit")))
@@ -67,6 +75,7 @@ LIKE |= {f"pbs_generic-{launcher}-many": "pbs_generic-many" for launcher in ("mp
 LIKE |= {f"{site}-many": "pbs_generic-pals-many" for site in ("aurora", "polaris")}
 LIKE |= {"el_capitan-many": "flux_generic-many", "slurm_v100-mpirun-many": "slurm_v100-many"}
 LIKE |= {"local-mpirun-one": "local-one"}
+LIKE |= {f"{site}-uncapped": f"{site}-array" for site in ("slurm_generic", "summit")}
 
 
 def _base(case: str) -> str:
@@ -101,7 +110,7 @@ def test_there_is_a_golden_file_of_each_case_and_no_other():
 
 
 # Every launcher, and every kind of job that has commands of its own. The others differ from them in values.
-COMMANDS = [case for case in CASES if case.rpartition("-")[2] in ("array", "environment", "spare", *RUNTIMES)]
+COMMANDS = [case for case in CASES if case.rpartition("-")[2] in ("array", "environment", "keys", "spare", *RUNTIMES)]
 COMMANDS += ["local-mpirun-one", "local-one", "pbs_generic-mpirun-many", "pbs_generic-pals-many"]
 
 
@@ -184,21 +193,8 @@ def test_jobs_that_cannot_be():
             render(load_site(name), ARRAY)
 
 
-def test_a_job_may_go_on_with_at_most_the_nodes_that_it_has():
-    """Where a profile asks for more, a smaller job keeps all of its own."""
-    sites = [load_site("slurm_generic", [f"min_nodes={nodes}"]) for nodes in (17, 16)]
-    assert render(sites[0], MANY) == render(sites[1], MANY)
-    assert [facts(site, MANY).min_nodes for site in sites] == [16, 16]
-
-
-def test_options_reach_the_scheduler_and_the_launcher_as_they_are_written():
-    directives = ["--constraint=a100&ib", "--constraint=[intel|amd]", '-R "select[mem>1000 && ncpus>2]"']
-    site = load_site("slurm_v100")
-    lines = tuple(DirectiveLine(option=option, why="w") for option in directives)
-    options = (LauncherOption(option="--mca pml ^ucx", why="w"), LauncherOption(option="--x=a&b", why="w"))
-    script = render(site.model_copy(update={"directives": lines, "launcher_options": options}), MANY)
-    assert all(f"\n#SBATCH {option}\n" in script for option in directives)
-    assert " --mca pml '^ucx' '--x=a&b' -- \\\n" in script and "\n# --mca pml ^ucx: w\n# --x=a&b: w\n" in script
+def test_a_smaller_job_than_the_profile_asks_for_keeps_all_of_its_nodes():
+    assert [facts(load_site("slurm_generic", [f"min_nodes={n}"]), MANY).min_nodes for n in (15, 16, 17)] == [15, 16, 16]
 
 
 @pytest.mark.parametrize(
@@ -210,32 +206,10 @@ def test_a_scheduler_is_asked_to_keep_a_job_without_a_node_where_it_can_go_on(ke
 
 
 def test_a_job_without_a_key_that_its_site_requires_is_refused():
-    keys = ["requires=[queue, account]", "queue=gpu"]
-    with pytest.raises(
-        UserError, match=r"slurm_generic: a job must have account; give --set account=\.\.\., or write it"
-    ):
-        render(load_site("slurm_generic", keys), ONE)
-    assert "\n#SBATCH --account=a1\n" in render(load_site("slurm_generic", [*keys, "account=a1"]), ONE)
-
-
-def test_gpus_are_asked_for_as_the_site_says():
-    plain, gres = (render(load_site("slurm_generic", keys), ONE) for keys in ([], ["gpus_flag=--gres=gpu:a100:{gpus}"]))
-    assert gres == plain.replace("\n#SBATCH --gpus-per-node=4\n", "\n#SBATCH --gres=gpu:a100:4\n") != plain
-
-
-def test_an_array_without_a_cap_has_none():
-    uncapped = replace(ARRAY, at_once=None)
-    assert "\n#SBATCH --array=1-3\n" in render(load_site("slurm_generic"), uncapped)
-    assert '\n#BSUB -J "sweep[1-3]"\n' in render(load_site("summit"), uncapped)
-
-
-def test_account_queue_modules_and_setup_are_where_they_belong():
-    overrides = ["account=abc123", "queue=batch-hm", "modules=[gcc/12, cuda]", "setup=['ulimit -n 4096 # workers']"]
-    slurm, lsf = (render(load_site(name, overrides), ONE) for name in ("slurm_generic", "summit"))
-    assert "\n#SBATCH --account=abc123\n#SBATCH --partition=batch-hm\n" in slurm
-    assert "\n#BSUB -P abc123\n#BSUB -q batch-hm\n" in lsf
-    for script in (slurm, lsf):
-        assert "\nmodule load gcc/12\nmodule load cuda\nulimit -n 4096 # workers\nset -u\n" in script
+    site = load_site("slurm_generic", ["requires=[queue, account]", "queue=gpu"])
+    with pytest.raises(UserError, match=r"a job must have account; give --set account=\.\.\., or write it"):
+        render(site, ONE)
+    assert render(site.model_copy(update={"account": "a1"}), ONE)
 
 
 def test_a_secret_is_handed_to_ranks_of_torch():
