@@ -160,7 +160,7 @@ def parts(subject: Subject, clips: int) -> dict[str, float]:
 
 
 def verdict(core_clips_per_second: float, gpu_clips_per_second: float, cores_per_rank: int | None) -> Values:
-    """Return how many cores a rank needs so that its network never waits, and whether the site has them.
+    """Count the cores that a rank needs so that its network never waits, and compare them with the site's.
 
     cores_per_rank: of the site, its training process included; None without a site. gpu_clips_per_second: what a rank
     trains on. In the values `cores_per_gpu` are the loader's (data.workers); `cores_per_rank` has one more, to train.

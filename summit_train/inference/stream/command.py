@@ -102,7 +102,7 @@ def _frames(args: argparse.Namespace, progress: Progress) -> Iterator[StreamFram
 
 
 def _watcher(args: argparse.Namespace, trained: Trained) -> Stream:
-    """Return what follows the video for the network's task. Raises UserError for the other task's option."""
+    """Choose the stream of the network's task. Raises UserError for the other task's option."""
     if trained.spec.task == "detection":
         from summit_train.tasks.detection.stream import BoxFinder
 

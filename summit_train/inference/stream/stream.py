@@ -71,11 +71,11 @@ class Stream:
         return output
 
     def see(self, frame: StreamFrame) -> Values:
-        """Take the next frame; return what --json tells of it."""
+        """Take the next frame; return the values that --json prints."""
         raise NotImplementedError
 
     def key(self, values: Values) -> object:
-        """Return what of these values is shown as text where it changes."""
+        """Select those of the values whose change prints a line."""
         raise NotImplementedError
 
     def text(self, values: Values) -> str:
