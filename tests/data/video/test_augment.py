@@ -198,7 +198,8 @@ def test_uniform_draws_one_frame_of_each_segment_and_every_frame_can_be_drawn() 
     ],
 )
 def test_test_clips_by_hand(arguments: tuple[Any, ...], clips: list[list[int]]) -> None:
-    assert augment.test_frames(*arguments).tolist() == clips
+    frames = augment.test_frames(*arguments)
+    assert frames.dtype == np.int64 and frames.tolist() == clips
 
 
 # Streams, and early recognition.
