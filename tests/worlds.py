@@ -119,6 +119,17 @@ def refused(said: Said) -> str:
     return line
 
 
+def stdout_of(said: Said) -> str:
+    """Standard output of a command that must end with status 0."""
+    status, out, _ = said
+    assert status == 0, said
+    return out
+
+
+def json_of(said: Said) -> Any:
+    return json.loads(stdout_of(said))
+
+
 def start(
     ranks: int,
     *words: str,
