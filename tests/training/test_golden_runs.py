@@ -30,7 +30,6 @@ from summit_train.spec.keys import OptimizerSpec, TrustRatioSpec
 from tests.conftest import made_once
 from tests.flows import write_moving_set
 from tests.runs import assert_bit_equal, load_any, records
-from tests.training.test_own_parts import CODE
 from tests.worlds import forked, main_without_reports, signal_at, train
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "runs.json"
@@ -46,10 +45,35 @@ OTHER_WEIGHTS = 1e-5
 
 NOT_COMPARED = ("kind", "time", "seconds")
 
-# A network, which follows the callables of docs/own_parts.md in parts.py.
-TWICE = '''
+# The golden file has the digest of these bytes.
+PARTS = '''
+import numpy as np
+import torch
 from torch import nn
+from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
+
+
+class Focal:
+    def __init__(self, gamma=2.0):
+        self.gamma = gamma
+
+    def __call__(self, logits, targets):
+        losses = functional.cross_entropy(logits, targets, reduction="none")
+        return (1 - torch.exp(-losses)) ** self.gamma * losses
+
+
+def dim(clip, generator, most=0.5):
+    return (clip * generator.uniform(1 - most, 1)).astype(clip.dtype)
+
+
+def recall(scores, labels):
+    right = scores.argmax(1) == labels
+    return np.mean([right[labels == label].mean() for label in set(labels)])
+
+
+def hold(progress, epoch, until=0.7):
+    return min(1, (1 - progress) / (1 - until))
 
 
 class Twice(nn.Module):
@@ -103,7 +127,7 @@ def write_set(folder: Path) -> None:
         (folder / f"boxes_{name}.csv").write_text("\n".join(boxes) + "\n")
     (folder / "flow").mkdir()
     write_moving_set(folder / "flow", TRAIN, VAL, 8)
-    (folder / "parts.py").write_text(CODE + TWICE)
+    (folder / "parts.py").write_text(PARTS)
 
 
 def write_specs(folder: Path, runs_folder: str) -> dict[str, Path]:
