@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from summit_train.cli.plan import add_site_arguments, read_files, start_notes, start_rows, taken_rows
+from summit_train.cli.plan import add_site_arguments, start_rows, taken_rows
 from summit_train.cluster.estimate import check_ranks, estimate, save_often
 from summit_train.cluster.job import Job, render
 from summit_train.cluster.site import load_site, load_spec_on
@@ -13,6 +13,7 @@ from summit_train.cluster.submit import chain, output_rows, prepare_job, staged_
 from summit_train.core.result import Result, TextTable, tell, warn
 from summit_train.core.text import counted
 from summit_train.plan import balance_rows, make_plan
+from summit_train.training.preflight import read_files, start_notes
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -166,7 +166,7 @@ def _job_table(site: Site, jobs: SweepJobs) -> TextTable:
 
 
 def planned_jobs(sweep: Sweep, site: Site, planned: Sequence[PlannedRun]) -> list[str | TextTable]:
-    """Return what the jobs cost at most, where output would go, and the first one's script, or why there is none."""
+    """List the cost limit of the jobs, the files of their output, and the first script, or why there is none."""
     jobs = sweep_jobs(sweep, site, planned)
     first = "the script" if len(jobs) == 1 else f"the script of the first of {len(jobs)} jobs"
     try:
