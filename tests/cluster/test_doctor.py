@@ -110,6 +110,7 @@ TWO_V100 = "2 x Tesla V100 (16 GiB); CUDA 13.0, NCCL 2.29.7"
         (judge_horovod, HOROVOD | {"built_for": "2.13.0", "gpus": 1}, "warn", "0.28.1, built with MPI for torch 2.13.0",
          "gradients go through the host"),
         (judge_gpus, GPUS | {"archs": ["sm_75", "sm_80", "sm_90"]}, "fail", TWO_V100, "no code for Tesla V100"),
+        (judge_gpus, GPUS | {"archs": ["sm_60"]}, "fail", TWO_V100, "no code for Tesla V100"),
         (judge_gpus, GPUS | {"archs": ["sm_70"]}, "ok", TWO_V100, ""),
         (judge_gpus, GPUS | {"archs": ["sm_90", "compute_60"]}, "ok", TWO_V100, ""),
     ],
