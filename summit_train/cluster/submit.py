@@ -1,8 +1,8 @@
 """Hand a job to the scheduler: write its script, submit it, ask for its state; and what a job stages.
 
 Files in RUN/job/: spec.yaml, job.sh, job.json (what the job keeper must know), submitted.jsonl (a line for each
-submission), last_job (id of a chain's last job). The job adds `done`, which rank 0 writes too, `log`, state.json,
-`requeues` and `preemptions` (a line for each) and its output.
+submission), last_job (id of a chain's last job). The job adds `done`, which rank 0 writes too, `lock`, `log`,
+state.json, `requeues` and `preemptions` (a line for each) and its output.
 """
 
 from __future__ import annotations
