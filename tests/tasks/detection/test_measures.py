@@ -91,6 +91,8 @@ def test_an_ignored_box_takes_detections_without_counting() -> None:
     found = found_of([(rows, truth)], 1)
     assert found.value("map") == 100
     assert found_of([([(0, 0, 0.9, 50, 0, 60, 4), *rows[2:]], truth)], 1).value("map") == 50
+    both = truth_of((0, 0, 0, (0, 0, 10, 9)), (0, 1, 0, SQUARE, True))
+    assert found_of([([(0, 0, 0.9, *SQUARE)], both)], 1).value("map") == 100
 
 
 def test_each_range_counts_its_own_boxes() -> None:
