@@ -22,7 +22,7 @@ def test_top_k_by_hand() -> None:
     scores = _scores([[3, 2, 1], [1, 3, 2], [1, 3, 2], [1, 2, 3]], [0, 0, 1, 1])
     assert scores.right(1).tolist() == [True, False, True, False]
     assert [scores.top(k) for k in (1, 2, 3)] == [50.0, 75.0, 100.0]
-    assert _scores([[1, 1, 1, 1]] * 4, [0, 1, 2, 3]).top(1) == 25.0, "class 0 is first of equal ones"
+    assert _scores([[1, 1, 1, 1]] * 4, [0, 0, 0, 3]).top(1) == 75.0, "class 0 is first of equal ones"
 
 
 def test_a_video_that_was_not_read_is_wrong_whatever_its_scores() -> None:
