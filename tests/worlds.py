@@ -48,9 +48,6 @@ Said = tuple[int, str, str]
 Say = Callable[..., Said]
 
 
-recorded_torch = pytest.mark.skipif(
-    not torch.__version__.startswith("2.13."), reason="recorded with torch 2.13; others may split operations otherwise"
-)
 needs_ranks = pytest.mark.skipif(
     find_mpirun() is None or importlib.util.find_spec("horovod") is None,
     reason="needs mpirun and Horovod; `make setup` installs both",

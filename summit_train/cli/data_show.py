@@ -25,8 +25,8 @@ from summit_train.data.manifest import Manifest, read_manifest
 from summit_train.data.manifest.reading import check_same_classes
 from summit_train.data.packed.format import read_pack
 from summit_train.data.video.augment import View, test_frames, test_views
-from summit_train.data.video.clips import Frames
 from summit_train.data.video.encode import scaled
+from summit_train.data.video.render import Frames
 from summit_train.data.video.source import DecodeError
 from summit_train.evaluation.fuse import read_run
 from summit_train.evaluation.scores import probabilities

@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> Result:
 def _reference(schema: dict[str, Any]) -> str:
     """Return docs/reference.md without its last newline: for each section a table of its keys."""
     sections = {f"#/$defs/{name}": section for name, section in schema["$defs"].items()}
-    head = ["| Key | Value | Default | Meaning |", "|---|---|---|---|"]
+    head = ["|Key|Value|Default|Meaning|", "|---|---|---|---|"]
     keys = {name: value for name, value in schema["properties"].items() if "$ref" not in value}
     page = [_PREFACE, *head, *_rows("", keys, sections)]
     for name, value in schema["properties"].items():
@@ -67,14 +67,14 @@ def _rows(prefix: str, keys: dict[str, Any], sections: dict[str, Any]) -> Iterat
     """Yield a row of each key, and below a section that may be null those of its keys."""
     for name, value in keys.items():
         default = "`{}`".format(json.dumps(value["default"]).strip('"')) if "default" in value else ""
-        yield f"| `{prefix}{name}` | {_value(value)} | {default} | {value['description']} |"
+        yield f"|`{prefix}{name}`|{_value(value)}|{default}|{value['description']}|"
         for choice in value.get("anyOf", []):
             if "$ref" in choice:
                 yield from _rows(f"{prefix}{name}.", sections[choice["$ref"]]["properties"], sections)
 
 
 def _value(schema: dict[str, Any]) -> str:
-    """Return a value's type and limits in words: "integer, at least 1, or `null`"."""
+    """Return a value's type and limits: "integer ≥1, or `null`"."""
     if choices := schema.get("anyOf", schema.get("oneOf")):
         return ", or ".join(map(_value, choices))
     if "enum" in schema or "const" in schema:
@@ -87,12 +87,11 @@ def _value(schema: dict[str, Any]) -> str:
     if "items" in schema:
         return f"list of {_value(schema['items'])}"
     types = {"string": "text", "boolean": "`true`, `false`", "null": "`null`", "object": "keys and values"}
-    words = [types.get(schema["type"], schema["type"])]
-    bounds = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": "at most", "exclusiveMaximum": "below"}
-    for keyword, word in bounds.items():
+    limits = []
+    for keyword, sign in {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}.items():
         # A maximum of a million or more only stops nonsense; editors have it from the JSON schema.
         if keyword in schema and not (keyword == "maximum" and schema[keyword] >= 1_000_000):
             limit = schema[keyword]
             shown = "2^63" if limit == 2**63 else f"{limit:,}" if isinstance(limit, int) else f"{limit:g}"
-            words.append(f"{word} {shown}")
-    return ", ".join(words)
+            limits.append(sign + shown)
+    return " ".join([types.get(schema["type"], schema["type"]), ", ".join(limits)]).rstrip()

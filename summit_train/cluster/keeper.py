@@ -26,9 +26,9 @@ from pathlib import Path
 from summit_train.cluster.running_job import USUAL, JobFacts, RunningJob, Waits, lines_of, now, program_end
 from summit_train.cluster.scheduler import short_name
 from summit_train.cluster.schedulers import SCHEDULERS
-from summit_train.core.errors import RunFailed
-from summit_train.core.files import file_sha256
-from summit_train.core.run_folder import FAILURE, bad_nodes, find_checkpoints, step_of
+from summit_train.core.errors import RunFailed, UserError
+from summit_train.core.files import file_sha256, is_locked
+from summit_train.core.run_folder import FAILURE, RunLock, bad_nodes, find_checkpoints, step_of
 
 _STOPPED = 85  # of a rank: stopped on request, with a checkpoint; of a job: requeue me
 _USER_ERROR = 2
@@ -58,7 +58,22 @@ class Keeper:
         self._environment = f"{job.node_local}/summit_train_environment_{job.job_id}"
 
     def keep(self) -> int:
-        """Return the job's exit status: 0 when the run is done, 85 to be requeued."""
+        """Return the job's exit status: 0 when the run is done, 85 to be requeued.
+
+        One keeper at a time works on a run. A lost node may hold the lock for a while.
+        """
+        try:
+            self.job.ranks_words()  # a name in braces may be wrong
+            until = time.monotonic() + self.job.waits.lock
+            while is_locked(self.job.folder / "lock") and time.monotonic() < until and not self.job.heard():
+                self.job.hear(1)
+            with RunLock(self.job.folder):
+                return self._keep()
+        except UserError as error:
+            self.job.say(str(error))
+            return _USER_ERROR
+
+    def _keep(self) -> int:
         if (self.run / "job/done").exists():
             self.job.say(f"{self.run} is done already")
             return 0
@@ -74,7 +89,9 @@ class Keeper:
             end, status = self._start_ranks()
         except RunFailed as error:  # of the scheduler, asked for the job's nodes
             self.job.say(str(error))
-            end, status = End.REFUSED, 1
+            # A warning to all processes of the job ends those that ask, too.
+            end = End.INTERRUPTED if self.job.heard() else End.REFUSED
+            status = 1
         self._remove_copies()
         if self._guard is not None:
             self._guard.terminate()
@@ -86,7 +103,7 @@ class Keeper:
         return self._continue_later(end, at_first)
 
     def _start_ranks(self) -> tuple[End, int]:
-        """Start the ranks until there is no reason to start them again; return why, and their exit status."""
+        """Start the ranks, again as long as they may; return why they end, and their exit status."""
         why = ""
         failed_at: tuple[int, ...] = ()  # what there was when the ranks failed last: steps, scores, bad nodes
         while True:
@@ -254,7 +271,7 @@ class Keeper:
         self.job.note("failed")
         after = f" after SIG{self.job.stop}" if self.job.stop else ""
         self.job.say(f"failed with exit status {status}{after}; not started again")
-        return 1 if status == _STOPPED else status  # 85 would be a wish to be requeued
+        return 1 if status == _STOPPED else status  # 85 would ask for a requeue
 
     def _continue_later(self, end: End, at_first: tuple[int, int]) -> int:
         """Have the run continued by this job or another one, if it may; return this job's exit status."""
@@ -313,7 +330,7 @@ class Keeper:
     # What there is.
 
     def _reason(self, status: int) -> tuple[str, int]:
-        """Return why the ranks failed: a rank's words if there are any, as the launcher may have been killed here."""
+        """Return why the ranks failed: a rank's words if it left some, as the launcher may have been killed here."""
         failure = self.job.environ.get(FAILURE)
         lines = lines_of(Path(failure)) if failure else []
         if not lines:
@@ -331,7 +348,7 @@ class Keeper:
 
 
 def _seconds_since_start() -> int:
-    """Return how long ago this process began, as the job's script."""
+    """Return the seconds since this process began, as the job's script."""
     ticks = int(Path("/proc/self/stat").read_text("utf-8").rpartition(")")[2].split()[19])
     return int(time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK"))
 

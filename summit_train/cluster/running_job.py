@@ -21,10 +21,11 @@ from typing import IO, NamedTuple
 
 from summit_train.cluster.scheduler import Nodes, short_name
 from summit_train.cluster.schedulers import SCHEDULERS
+from summit_train.core.errors import UserError
 from summit_train.core.files import write_json
 from summit_train.core.run_folder import FAILURE
 
-SECRET = "SUMMIT_TRAIN_SECRET"  # ranks prove to each other that they know it; nobody else can join them
+SECRET = "SUMMIT_TRAIN_SECRET"  # ranks prove to each other that they know it; no other process can join them
 _MOST_AT_ONCE = 128
 _PROGRAM_WORDS = 3  # PYTHON -m summit_train
 # On each node: do what a rank needs, and print one line with node, status and the last of the words.
@@ -35,7 +36,7 @@ echo "@answer ${SLURMD_NODENAME:-$(uname -n)} $code ${words##*
 
 @dataclass(frozen=True)
 class JobFacts:
-    """What `submit` knows of a job, as it stands in RUN/job/job.json.
+    """The facts of a job that `submit` writes to RUN/job/job.json.
 
     python: the interpreter of `submit`, which is that of the ranks outside of containers.
     min_nodes: the fewest to start on. can_shrink: the job may go on without a node that it had.
@@ -65,10 +66,11 @@ class JobFacts:
 
 
 class Waits(NamedTuple):
-    """Seconds: for a node's answer at the first start and at others, and for a launcher after its ranks have failed.
+    """Seconds: for the next node's answer at the first start and at others, for a launcher after its ranks have failed.
 
-    The first start may read all files from a slow file system. look: between two looks for a failure. watch: between
-    two questions whether the script's own node is lost.
+    The first start may read all files from a slow file system. look: between two looks for answers or a failure. watch:
+    between two questions whether the script's own node is lost. lock: for that of another job; NFS frees that of a lost
+    node after 90 s.
     """
 
     first_answer: float = 120
@@ -76,6 +78,7 @@ class Waits(NamedTuple):
     look: float = 5
     launcher: float = 20
     watch: float = 30
+    lock: float = 100
 
 
 USUAL = Waits()
@@ -100,7 +103,7 @@ class Signals:
             signal.signal(number, lambda *_: None)
 
     def wait(self, seconds: float) -> list[signal.Signals]:
-        """Return those that have come, at once or within so many seconds."""
+        """Return those that have come, at once or within these seconds."""
         select.select([self._read], [], [], max(seconds, 0))
         with suppress(BlockingIOError):
             return [signal.Signals(byte) for byte in os.read(self._read, 4096) if byte != signal.SIGCHLD]
@@ -111,8 +114,8 @@ class RunningJob:
     """The job of a script that runs now.
 
     launcher, program: the words of the script; no launcher where the program starts its ranks itself. nodes: those in
-    use. node_local: the folder that the profile names, its variables filled in. python, image: what {python} and
-    {image} stand for. stop: the signal that asked the job to stop, or "".
+    use. node_local: the folder that the profile names, its variables filled in. python, image: the values of {python}
+    and {image}. stop: the signal that asked the job to stop, or "".
     """
 
     def __init__(
@@ -155,10 +158,10 @@ class RunningJob:
         self.nodes.file.write_text(lines, "utf-8")
 
     def ask(self, candidates: Sequence[str]) -> dict[str, Answer]:
-        """Return what nodes answer that are asked to start the program: nothing where it starts, else what is wrong.
+        """Ask nodes to start the program; return their answers: nothing where it starts, else what is wrong.
 
-        They are asked in one step. Those of which nothing is known then, as a launcher may need all of them to start
-        anything, are asked one by one.
+        They are asked in one step. Those that are unknown then, as a launcher may need all of them to start anything,
+        are asked one by one.
         """
         answers: dict[str, Answer] = {}
         with tempfile.TemporaryDirectory() as folder:
@@ -189,10 +192,15 @@ class RunningJob:
             output: IO[bytes] = open(f"{file}.out", "w+b")  # noqa: SIM115  (closed below)
             asking.append((nodes, output, self.start([*launcher, *program], output)))
         until = time.monotonic() + seconds
+        num_answers = 0
         while not self.heard() and time.monotonic() < until:
             if all(process.poll() is not None for _, _, process in asking):
                 break
-            self.hear(until - time.monotonic())
+            self.hear(min(self.waits.look, until - time.monotonic()))
+            former = num_answers
+            num_answers = sum(Path(output.name).read_bytes().count(b"@answer ") for _, output, _ in asking)
+            if num_answers > former:  # a thousand nodes that read the same files take their time
+                until = time.monotonic() + seconds
         answers: dict[str, Answer] = {}
         for nodes, output, process in asking:
             is_late = process.poll() is None
@@ -211,15 +219,25 @@ class RunningJob:
         return answers
 
     def _filled(self, words: Sequence[str]) -> list[str]:
-        """Return words with what stands in braces filled in; {python} may become several words."""
+        """Return words with the names in braces filled in; {python} may become several words.
+
+        Raises UserError for another name. ${NAME} is left to a shell.
+        """
         values = {
             "nodes": self.num_nodes,
             "ranks": self.num_nodes * self.facts.ranks_per_node,
             "hosts": self.batch.hosts(self.nodes),
             "hostfile": self.nodes.file,
             "staged": self.staged,
-            "image": self.image,
+            **({} if self.image is None else {"image": self.image}),
         }
+
+        def value(found: re.Match[str]) -> str:
+            if found[1] not in values:
+                right = f"must be one of {', '.join(values)}, or python in a word of its own"
+                raise UserError(f"the script's last line: {found.string}: {found[0]}: {right}")
+            return str(values[found[1]])
+
         filled: list[str] = []
         for word in words:
             if word == "{python}":
@@ -227,7 +245,7 @@ class RunningJob:
             elif word.startswith((str(self.run), self.facts.python)):  # a path may have braces of its own
                 filled.append(word)
             else:
-                filled.append(re.sub(r"\{(\w+)\}", lambda found: str(values.get(found[1], found[0])), word))
+                filled.append(re.sub(r"(?<!\$)\{(\w+)\}", value, word))
         return filled
 
     def ranks_words(self) -> list[str]:
@@ -303,12 +321,12 @@ class RunningJob:
         return numbers
 
     def heard(self) -> bool:
-        """Return whether a signal has asked the job to stop."""
+        """Check for signals; return True if one has asked the job to stop."""
         self.hear(0)
         return self.stop != ""
 
     def say(self, text: str) -> None:
-        """Say something to people: in the job's output, and in RUN/job/log."""
+        """Write a line for people: to the job's output, and to RUN/job/log."""
         line = f"{now(' ')} job {self.job_id}: {text}"
         with suppress(OSError):  # a full disk, or a reader that has gone, must not end the keeper of ranks that run
             os.write(1, f"{line}\n".encode("utf-8", "surrogateescape"))
@@ -320,7 +338,7 @@ class RunningJob:
             file.write(f"{line}\n")
 
     def note(self, state: str) -> None:
-        """Tell programs what the job does now."""
+        """Write the job's state for programs: RUN/job/state.json."""
         values = {"job": self.job_id, "state": state, "since": time.time(), "restarts": self.restarts}
         with suppress(OSError):  # a full disk ends the ranks, and they say so
             write_json(self.folder / "state.json", {**values, "nodes": list(self.nodes.names)})
@@ -350,7 +368,7 @@ def _answers(text: str, nodes: Sequence[str]) -> dict[str, Answer]:
 
 
 def program_end(words: Sequence[str]) -> int:
-    """Return the place behind `PYTHON -m summit_train` in words. Raises ValueError where they lack it."""
+    """Return the index behind `PYTHON -m summit_train` in words. Raises ValueError where they lack it."""
     for end in range(2, len(words) + 1):
         if list(words[end - 2 : end]) == ["-m", "summit_train"]:
             return end
@@ -358,7 +376,7 @@ def program_end(words: Sequence[str]) -> int:
 
 
 def lines_of(path: Path) -> list[str]:
-    """Return the lines of a file; none where there is no such file."""
+    """Return the lines of a file; an empty list where it is missing."""
     with suppress(FileNotFoundError):
         return path.read_text("utf-8", errors="surrogateescape").splitlines()
     return []

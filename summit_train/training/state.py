@@ -1,4 +1,4 @@
-"""The state of a run in files beside its checkpoints: results of validations, and the last --more-epochs."""
+"""The state of a run in files next to its checkpoints: results of validations, and the last --more-epochs."""
 
 from __future__ import annotations
 

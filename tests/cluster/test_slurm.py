@@ -15,50 +15,25 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
-from summit_train.cluster.job import Job
+from summit_train.cluster.job import Job, render
 from summit_train.cluster.site import load_site
 from summit_train.cluster.submit import submissions, write_job
 from summit_train.spec import load_spec
 from tests.conftest import WriteSpec, spec_writer
 from tests.runs import assert_bit_equal, final_state, steps_of
-from tests.slurm import NODES, Slurm, running_slurm
+from tests.slurm import BY_TORCH, Slurm, checkpoints, set_words, submit, wait_for_step
 from tests.worlds import ROOT, lines
 
 pytestmark = [pytest.mark.slow]
 
 # Enough steps that a run is still at it when a signal arrives.
 EPOCHS = {"schedule": {"epochs": 8, "warmup_epochs": 1}}
-SITE = f"""
-name: two_nodes
-extends: {ROOT}/configs/sites/slurm_generic.yaml
-gpus_per_node: 0
-ranks_per_node: 1
-cores_per_node: 1
-bind: false
-warning_seconds: 10
-directives: []
-environment:
-  OMP_NUM_THREADS: {{value: "1", why: both nodes are one machine}}
-  OMPI_MCA_mpi_yield_when_idle: {{value: "1", why: a rank that waits leaves the core to the others}}
-"""
 # In a shell's program in the place of Python: the job keeper is the real one.
 KEEPER = f'[ "$2" != summit_train.cluster.keeper ] || exec {sys.executable} "$@"\n'
-# Without PMIx srun's ranks find each other by the job's number, here at an address that is named: this machine does not
-# know its nodes' names.
-BY_TORCH = ("comm=torch", "launcher_options=[]", "setup=[export MASTER_ADDR=127.0.0.1]")
-
-
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The profile of the test's cluster."""
-    path = tmp_path_factory.mktemp("site") / "two_nodes.yaml"
-    path.write_text(SITE)
-    return path
 
 
 @pytest.fixture(scope="module")
@@ -69,32 +44,7 @@ def whole(slurm: Slurm, site: Path, motion_set: Path, tmp_path_factory: pytest.T
     return folder / "runs/whole"
 
 
-def set_words(keys: Iterable[str]) -> list[str]:
-    return [word for key in keys for word in ("--set", key)]
-
-
-def submit(slurm: Slurm, site: Path, spec: Path, *keys: str, status: int = 0) -> str:
-    """Submit to both nodes; the job's id, as the run folder has it, or what is said where it is refused."""
-    words = ["submit", str(spec), "--site", str(site), "--nodes", "2", "--walltime", "0:30"]
-    ended, said = slurm.program(*words, *set_words(keys))
-    assert ended == status and "Traceback" not in said, said
-    submitted = load_spec(spec, []).run_path / "job/submitted.jsonl"
-    return said if status else str(json.loads(submitted.read_text().splitlines()[-1])["id"])
-
-
-def wait_for_step(slurm: Slurm, job: str, run: Path, step: int) -> None:
-    """Wait until the job, which must not end before, has written down a step."""
-    running = ("PENDING", "RUNNING", "COMPLETING")
-    slurm.wait_until(lambda: max(steps_of(run), default=0) >= step or slurm.state(job) not in running, "a step")
-    assert slurm.state(job) == "RUNNING", slurm.output(job)
-
-
-def checkpoints(run: Path) -> list[int]:
-    """The steps of the checkpoints of a run."""
-    return sorted(int(path.stem.removeprefix("step_")) for path in (run / "checkpoints").glob("step_*.pt"))
-
-
-def test_a_run_is_trained_over_both_nodes(slurm: Slurm, whole: Path) -> None:
+def test_a_run_is_trained_over_both_nodes(slurm, whole):
     (submission,) = map(json.loads, (whole / "job/submitted.jsonl").read_text().splitlines())
     shown = slurm.show(submission["id"])
     assert (shown["JobState"], shown["NodeList"], shown["ExitCode"]) == ("COMPLETED", "n[1-2]", "0:0")
@@ -107,9 +57,7 @@ def test_a_run_is_trained_over_both_nodes(slurm: Slurm, whole: Path) -> None:
 
 
 @pytest.mark.nightly
-def test_a_job_that_is_warned_then_killed_then_resubmitted_ends_bit_equal(
-    slurm: Slurm, site: Path, whole: Path, write_spec: WriteSpec, tmp_path: Path
-) -> None:
+def test_a_job_that_is_warned_then_killed_then_resubmitted_ends_bit_equal(slurm, site, whole, write_spec, tmp_path):
     """The warning is the signal that Slurm sends before the walltime; loader workers get it too, and the job is
     requeued. A killed rank ends the job for good, without restarts. The run's name would break a shell or Slurm that
     did not quote it."""
@@ -146,9 +94,7 @@ def test_a_job_that_is_warned_then_killed_then_resubmitted_ends_bit_equal(
     assert_bit_equal(final_state(whole), final_state(run))
 
 
-def test_the_line_of_a_job_that_was_written_submits_it(
-    slurm: Slurm, site: Path, write_spec: WriteSpec, tmp_path: Path
-) -> None:
+def test_the_line_of_a_job_that_was_written_submits_it(slurm, site, write_spec, tmp_path):
     """A dry run's script lacks what it reads; this one has it, and its output is where it was said to go.
 
     A shell's program takes the place of Python.
@@ -172,14 +118,13 @@ def submit_stand_in(slurm: Slurm, site: Path, spec: Path, folder: Path, program:
     python.write_text(f"#!/bin/sh\n{KEEPER}[ $3 != doctor ] || exit 0 # a node is asked\ncd '{run}'\n{program}\n")
     python.chmod(0o755)
     job = Job(spec.stem, (run,), 2, **({"walltime_minutes": 30} | more), workdir=folder, python=str(python))
-    script = write_job(load_site(str(site), ["warning_seconds=54"]), job, [load_spec(spec, [])])
+    profile = load_site(str(site), ["warning_seconds=54"])
+    script = write_job(profile, job, render(profile, job), [load_spec(spec, [])])
     return slurm.run("sbatch", "--parsable", f"--chdir={run}/job", str(script)).strip()
 
 
 @pytest.mark.nightly
-def test_slurms_own_warning_requeues_a_job_as_often_as_it_may(
-    slurm: Slurm, site: Path, write_spec: WriteSpec, tmp_path: Path
-) -> None:
+def test_slurms_own_warning_requeues_a_job_as_often_as_it_may(slurm, site, write_spec, tmp_path):
     """Six seconds after each start. In place of the program one that then leaves with a new checkpoint."""
     step = "$(($(wc -l < job/requeues || echo 0) + 1))"
     program = f"trap 'touch checkpoints/step_0000000{step}.pt stopped; exit 85' USR2\nwhile :; do sleep 0.1; done"
@@ -192,7 +137,7 @@ def test_slurms_own_warning_requeues_a_job_as_often_as_it_may(
     assert sorted(path.name for path in folder.iterdir()) == ["step_00000001.pt", "step_00000002.pt"]
 
 
-def test_a_cancelled_job_stays_cancelled(slurm: Slurm, site: Path, write_spec: WriteSpec, tmp_path: Path) -> None:
+def test_a_cancelled_job_stays_cancelled(slurm, site, write_spec, tmp_path):
     job = submit_stand_in(slurm, site, write_spec("cancelled"), tmp_path, "touch here\nexec sleep 600")
     slurm.wait_until((tmp_path / "runs/cancelled/here").exists, "the program")
     slurm.run("scancel", job)
@@ -202,25 +147,14 @@ def test_a_cancelled_job_stays_cancelled(slurm: Slurm, site: Path, write_spec: W
     assert slurm.state(job) == "CANCELLED" and slurm.show(job)["Restarts"] == "0"
 
 
-@pytest.mark.parametrize(
-    ("name", "keys", "status", "said"),
-    [
-        # Slurm replaces %j in the whole path of a job's output, and fails to start the job.
-        ("at 50%j", (), 2, "runs/at 50%j/job: Slurm cannot write output below a name with % or \\; change it"),
-        ("refused", ("queue=nowhere",), 1,
-         "sbatch refused (exit status 1): sbatch: error: invalid partition specified: nowhere"),
-    ],
-)  # fmt: skip
-def test_what_slurm_does_not_take_is_refused_in_one_line(
-    slurm: Slurm, site: Path, write_spec: WriteSpec, tmp_path: Path,
-    name: str, keys: tuple[str, ...], status: int, said: str,
-) -> None:  # fmt: skip
-    assert said in submit(slurm, site, write_spec(name), *keys, status=status)
-    assert not (tmp_path / "runs" / name / "job/submitted.jsonl").exists()
+def test_what_slurm_refuses_is_named(slurm, site, write_spec, tmp_path):
+    message = "sbatch refused (exit status 1): sbatch: error: invalid partition specified: nowhere"
+    assert message in submit(slurm, site, write_spec(), "queue=nowhere", status=1)
+    assert not (tmp_path / "runs/run/job/submitted.jsonl").exists()
 
 
 @pytest.mark.nightly
-def test_the_doctor_checks_the_nodes_of_a_site_in_a_job(slurm: Slurm, site: Path, tmp_path: Path) -> None:
+def test_the_doctor_checks_the_nodes_of_a_site_in_a_job(slurm, site, tmp_path):
     caps, words = "walltime_caps=[{nodes: 3, walltime: 1:00}]", ("--submit", "--nodes", "2", "--run-dir", str(tmp_path))
     keys = (*BY_TORCH, "check_nodes=true")
     status, said = slurm.program("doctor", "--site", str(site), *words, "--set", caps, *set_words(keys))
@@ -260,9 +194,7 @@ world.close()
         pytest.param("mpirun --bind-to none", 2, 1, "mpirun (Open MPI)", "horovod", marks=pytest.mark.nightly),
     ],
 )
-def test_ranks_know_their_places_on_their_nodes(
-    slurm: Slurm, tmp_path: Path, launcher: str, nodes: int, each: int, name: str, backend: str
-) -> None:
+def test_ranks_know_their_places_on_their_nodes(slurm, tmp_path, launcher, nodes, each, name, backend):
     """Nobody names the back end: without PMIx it is torch.distributed."""
     (tmp_path / "world.py").write_text(WORLD)
     job = slurm.submit(
@@ -274,17 +206,6 @@ def test_ranks_know_their_places_on_their_nodes(
     assert slurm.output(job).splitlines() == [
         f"{rank} {rank % each} {each} {name} n{1 + rank // each} {backend}" for rank in range(nodes * each)
     ]
-
-
-def test_a_stopped_cluster_leaves_no_process(slurm: Slurm, tmp_path: Path) -> None:
-    """Stopped in the middle of a job whose script and step ignore what asks them to end."""
-    script = "#!/bin/bash\ntrap '' TERM\nsrun -N2 bash -c 'trap \"\" TERM; echo here; while :; do sleep 1; done'\n"
-    with running_slurm(tmp_path) as second:
-        job = second.submit(script, "--nodes=2")
-        second.wait_until(lambda: second.state(job) == "RUNNING" and second.output(job).count("here") == 2, "the steps")
-        assert len(second.processes()) >= 8
-    assert second.processes() == []
-    assert slurm.run("sinfo", "-h", "-o", "%D").strip() == str(len(NODES))
 
 
 # --- a sweep as a job array
@@ -320,9 +241,7 @@ def _states(slurm: Slurm, sweep: str) -> dict[str, str]:
 
 
 @pytest.mark.nightly
-def test_an_array_with_one_run_killed_and_then_that_one_alone(
-    slurm: Slurm, sweep: str, site: Path, tmp_path: Path
-) -> None:
+def test_an_array_with_one_run_killed_and_then_that_one_alone(slurm, sweep, site, tmp_path):
     folder = tmp_path / "runs/batch_size"
     killed, kept = folder / "gpus-4", folder / "gpus-2"
     words = (sweep, "--site", str(site), "--walltime", "0:30")
@@ -403,7 +322,7 @@ def pbs(slurm: Slurm, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Slurm:
 
 
 @pytest.mark.nightly
-def test_a_pbs_job_hands_over_to_the_next_one(pbs: Slurm, whole: Path, write_spec: WriteSpec, tmp_path: Path) -> None:
+def test_a_pbs_job_hands_over_to_the_next_one(pbs, whole, write_spec, tmp_path):
     spec, run, site = write_spec(**EPOCHS), tmp_path / "runs/run", tmp_path / "site.yaml"
     site.write_text(PBS_SITE.replace("WRAPPERS", str(tmp_path / "bin")))
     status, said = pbs.program("submit", str(spec), "--site", str(site), "--nodes", "2", "--walltime", "0:30")

@@ -14,8 +14,9 @@ from summit_train.data.manifest import Manifest
 from summit_train.data.manifest.files import FileStore, located_root
 from summit_train.data.packed.read import ShardStore, staged_folder
 from summit_train.data.video.augment import View, mirrored_x
-from summit_train.data.video.clips import ArrayClip, DerivedClip, Frames, Numbers
+from summit_train.data.video.clips import ArrayClip, DerivedClip, Numbers
 from summit_train.data.video.pictures import holds_flow
+from summit_train.data.video.render import Frames
 from summit_train.data.video.source import RAISE_SECONDS, Limits
 from summit_train.spec import DataSpec
 
@@ -90,8 +91,10 @@ def open_store(data: DataSpec, manifest: Manifest) -> Store:
     if manifest.is_packed:
         local = None if data.stage in (None, "auto") else staged_folder(data.stage, manifest.source)
         shards = ShardStore(manifest, local, Limits(seconds=data.clip_seconds, way_out=RAISE_SECONDS))
-        every, modality, place = shards.pack.packing.every, shards.pack.packing.modality, f"{manifest.source}:"
-        found = "" if modality == data.modality else f"holds {modality}"
+        every = shards.pack.packing.every
+        modality = shards.pack.packing.modality
+        place = f"{manifest.source}:"
+        wrong = "" if modality == data.modality else f"holds {modality}"
         if (cut := shards.pack.packing.region) != data.region:
             right = "set data.region=columns" if cut else "pack the clips again, with --region columns"
             has = "regions of frames" if cut else "whole frames"
@@ -106,13 +109,13 @@ def open_store(data: DataSpec, manifest: Manifest) -> Store:
         place = f"{manifest.place(0)}: {first}"
         if is_flow and manifest.has_spans:
             raise UserError(f"{manifest.source}: has clips that are spans of videos; {_MAKE_FLOW}")
-        found = "is a video" if is_flow and os.path.isfile(first) else ""
+        wrong = "is a video" if is_flow and os.path.isfile(first) else ""
         if not is_flow and os.path.isdir(first) and holds_flow(first):
-            found = "holds flow"
+            wrong = "holds flow"
         store = file_store(data, manifest, root)
-    if found:
+    if wrong:
         hint = _MAKE_FLOW if is_flow else "name the videos' own set, or set data.modality=flow"
-        raise UserError(f"{place} {found}, and data.modality is {data.modality}: {hint}")
+        raise UserError(f"{place} {wrong}, and data.modality is {data.modality}: {hint}")
     if is_flow and (reason := manifest.no_flow()) is not None:
         raise UserError(f"{reason}; reverse the videos first, then compute their flow")
     return store
