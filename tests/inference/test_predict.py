@@ -100,7 +100,7 @@ def test_json_and_csv_by_hand(tmp_path: Path) -> None:
     backwards = Predictions([videos[0], replace(videos[0], clip=Clip("x, y.mp4", is_reversed=True))], None)
     assert backwards.values()["videos"][1] == {"path": "x, y.mp4", "reversed": True, "predictions": first}
     assert [line[:15] for line in backwards.csv_text().splitlines()] == [
-        "path,reversed,la",
+        "path,reversed,l",
         '"x, y.mp4",0,2,',
         '"x, y.mp4",1,2,',
     ]
