@@ -1,4 +1,4 @@
-"""Measure training beside mmaction2 1.2 in one run: whole steps of TSM ResNet-50, data included.
+"""Compare training with mmaction2 1.2 in one run: whole steps of TSM ResNet-50, data included.
 
     python bench/mmaction2.py PYTHON VIDEO [VIDEO ...]                      raw and packed, fp32 and bf16, 1 and 2 ranks
     python bench/mmaction2.py PYTHON VIDEO --kinds packed --precisions bf16 part of it; --json for JSON

@@ -265,7 +265,7 @@ def read_results(folder: Path, task: str) -> list[Result]:
 
 
 def without_seed(result: Result) -> tuple[Any, ...]:
-    """Return what runs that differ in the seed alone have in common."""
+    """Return a key that runs share if they differ in the seed alone."""
     order = list(METHODS).index(result["method"])
     return (order, result["bounds"] or [], result["epochs"], result["precision"], result["batch"], result["lr"] or 0.0)
 

@@ -122,7 +122,7 @@ class WordLSTM(TaskNetwork):
 
 @dataclass(frozen=True)
 class Share:
-    """What a rank trains on: `virtual_gpus` of `samples` each make a step, `steps` of them an epoch."""
+    """A rank's work: `virtual_gpus` of `samples` each make a step, `steps` of them an epoch."""
 
     rank: int
     ranks: int

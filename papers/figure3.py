@@ -182,7 +182,7 @@ def table_1_text(values: Values) -> str:
 
 
 def error_bars(spreads: Sequence[Mapping[str, float]]) -> list[list[float]]:
-    """Return how far the least and the most lie from the medians, as matplotlib takes it."""
+    """Return the distances of the least and the most from the medians, as matplotlib takes them."""
     below = [spread["median"] - spread["min"] for spread in spreads]
     return [below, [spread["max"] - spread["median"] for spread in spreads]]
 

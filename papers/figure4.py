@@ -1,4 +1,4 @@
-"""Figure 4 of Lin, Gan and Han (2019): the accuracies of a sweep beside those of their Table 3.
+"""Figure 4 of Lin, Gan and Han (2019): the accuracies of a sweep and those of their Table 3.
 
     python papers/figure4.py shipped:sweeps/table3 --out figure4.png
 

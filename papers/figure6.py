@@ -1,4 +1,4 @@
-"""Table 3 and Figure 6 of Lin, Gan and Han (2019): `summit-train simulate`, beside what they published.
+"""Table 3 and Figure 6 of Lin, Gan and Han (2019): `summit-train simulate` next to their published times.
 
     python papers/figure6.py shipped:kinetics/tsm_r50_8f_1536gpu --machine summit                     Table 3
     python papers/figure6.py shipped:kinetics/tsm_r50_8f_1536gpu --machine summit --out figure6.png   Figure 6
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> Result:
 
 
 def known(job: ScaledJob, row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the paper published of the same network, batch and machine."""
+    """Return the paper's values for the same network, batch and machine."""
     is_papers = published.is_table_3_network(job.spec) and job.spec.parallel.method == "synchronous"
     papers = {one.global_batch: one for one in published.TABLE_3} if is_papers else {}
     paper = papers.get(row["global_batch"])

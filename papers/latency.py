@@ -70,7 +70,7 @@ class Passes:
 
 @dataclass(frozen=True)
 class Entry:
-    """What one row measures: a network, or several of an ensemble, which run one after the other.
+    """The networks of one row: one, or several of an ensemble, which run one after the other.
 
     published: the row of the paper that it is compared with. specs: empty where this version has no such network.
     """
@@ -80,7 +80,7 @@ class Entry:
     published: Row | None = None
 
     def count_values(self) -> Values:
-        """Return what is known without measuring; None where the network does not exist here."""
+        """Return the values that need no measurement; None where the network does not exist here."""
         counts = [count_network(spec) for spec in self.specs]
         network: Values = dict.fromkeys(("name", "arch", "backbone", "precision", "height", "width", "crop"))
         return (network_values(self.specs[0]) if self.specs else network) | {
@@ -284,7 +284,9 @@ def _cells(row: Values, data_sets: Sequence[str], after: Sequence[str]) -> list[
     paper = row["published"] or {}
     timed = row["median_ms"] is not None
 
-    def beside(name: str, form: str, size: float = 1, published: str | None = None, suffix: str = "") -> str:
+    times = f" x {paper['clips']}" if paper.get("clips", 1) > 1 else ""
+
+    def with_published(name: str, form: str, size: float = 1, published: str | None = None, suffix: str = "") -> str:
         here = row[name]
         printed = paper.get(published or name)
         texts = [] if here is None else [form.format(here / size)]
@@ -294,13 +296,13 @@ def _cells(row: Values, data_sets: Sequence[str], after: Sequence[str]) -> list[
         row["label"],
         " ".join(filter(None, (row["arch"], row["backbone"]))) or NONE,
         str(row["frames"] or paper.get("frames") or NONE),
-        beside("parameters", "{:.1f} M", 1e6),
-        beside("multiply_adds", "{:.4g} G", 1e9, suffix=f" x {paper['clips']}" if paper.get("clips", 1) > 1 else ""),
-        beside("median_ms", "{:.1f}", published="latency_ms"),
+        with_published("parameters", "{:.1f} M", 1e6),
+        with_published("multiply_adds", "{:.4g} G", 1e9, suffix=times),
+        with_published("median_ms", "{:.1f}", published="latency_ms"),
         f"{row['min_ms']:.1f} .. {row['max_ms']:.1f}" if timed else NONE,
         f"{row['relative_latency']['median']:.2f} x" if timed else NONE,
         *(f"{row[key]['median']:.1f}" for key in after),
-        beside("clips_per_second", "{:.3g}"),
+        with_published("clips_per_second", "{:.3g}"),
         *(f"{paper['top1'][name]:.1f} %" if name in paper["top1"] else NONE for name in data_sets),
     ]
 

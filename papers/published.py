@@ -103,7 +103,7 @@ def table_1_row(spec: Spec) -> dict[str, Any] | None:
 
 
 def is_table_3_network(spec: Spec) -> bool:
-    """Return whether the spec is Table 3's: TSM, ResNet-50, 8 frames of 224 x 224 pixels, 400 classes."""
+    """Check that the spec is Table 3's: TSM, ResNet-50, 8 frames of 224 x 224 pixels, 400 classes."""
     model = spec.model
     data = spec.data
     found = (model.arch, model.backbone, model.non_local, model.width, model.num_classes, data.clip_shape)

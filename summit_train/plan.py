@@ -198,7 +198,7 @@ def validates(spec: Spec, epoch: int) -> bool:
 
 
 def is_due(spec: Spec, epoch: int) -> bool:
-    """Return whether the end of an epoch always has a checkpoint, one that may count in the final accuracy.
+    """Check that a checkpoint, which may count in the final accuracy, is always written at the end of an epoch.
 
     Those that requests to stop and validations leave at the ends of other epochs would change it. Any validation may be
     the last where the run may stop early.
@@ -305,7 +305,7 @@ def plan_schedule(optimizer: OptimizerSpec, course: ScheduleSpec, global_batch: 
 
 
 def views_at_once(spec: Spec, pixels: int) -> int:
-    """Return how many test views of `pixels` pixels a frame the network processes at once.
+    """Compute how many test views of `pixels` pixels a frame the network processes at once.
 
     Together they have no more pixels than one virtual GPU's clips in a training step; a larger view is processed alone.
     """
@@ -363,7 +363,7 @@ def plan_rows(plan: Plan) -> list[tuple[str, str]]:
 
 
 def _shares_text(plan: Plan) -> str:
-    """Return how many ranks have how many virtual GPUs: "2 ranks x 3 + 1 rank x 4"."""
+    """Count the ranks of each number of virtual GPUs: "2 ranks x 3 + 1 rank x 4"."""
     fewer, more = divmod(plan.virtual_gpus, plan.ranks)
     shares = ((plan.ranks - more, fewer), (more, fewer + 1))
     return " + ".join(f"{counted(ranks, 'rank')} x {each:,}" for ranks, each in shares if ranks)
@@ -416,7 +416,7 @@ def _decay_text(schedule: ScheduleSpec) -> str:
 
 
 def balance_rows(plan: Plan) -> list[tuple[str, str]]:
-    """Return what it costs that some ranks have one virtual GPU more than others, if any have."""
+    """Return a row on the efficiency lost where some ranks have one virtual GPU more than others; else none."""
     if plan.load_balance == 1:
         return []
     enough = -(-plan.virtual_gpus // plan.accumulation)
@@ -426,7 +426,7 @@ def balance_rows(plan: Plan) -> list[tuple[str, str]]:
 
 
 def _communication_rows(plan: Plan) -> list[tuple[str, str]]:
-    """Return what the ranks exchange, and where the batch grows what becomes of it."""
+    """Return rows on the gradients or averages that ranks exchange, and on a growing batch."""
     parallel = plan.spec.parallel
     if parallel.method == "synchronous":
         return [("gradients", f"{plan.gradient_bytes / 1e6:,.1f} MB a step through the allreduce")]

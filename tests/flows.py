@@ -2,36 +2,17 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from summit_train.core.files import file_sha256
-from summit_train.data.manifest import ManifestRow, write_manifest
-from summit_train.data.manifest.clip import Clip
-from summit_train.data.manifest.files import plain_manifest
-from summit_train.data.manifest.reading import PACK_FILE, PACKED_MANIFEST, write_packed_manifest
-from summit_train.data.packed.format import (
-    CLIP_ROW,
-    CLIPS,
-    CONTENT_AT,
-    INDEX_FOLDER,
-    PICTURE_ROW,
-    PICTURES,
-    SHARD_END,
-    Facts,
-    Pack,
-    Packing,
-    StoredFile,
-    around_content,
-    picture_checksum,
-    shard_name,
-)
+from summit_train.data.manifest import ManifestRow, read_manifest, write_manifest
+from summit_train.data.manifest.files import FileStore
+from summit_train.data.packed.format import Packing
+from summit_train.data.packed.pack import pack_set
 from summit_train.data.video.flow import BOUND
 from summit_train.spec.catalog import FLOW_ZERO
 
@@ -93,47 +74,9 @@ def write_moving_set(root: Path, num_train: int, num_val: int, num_fields: int =
     return root
 
 
-def write_packed(out: Path, videos: Sequence[Fields], labels: Sequence[int], modality: str = "flow") -> Path:
-    """A packed set of one shard; of rgb, each field's two pictures are two frames."""
-    packing = Packing("jpeg", quality=95)
-    if modality == "flow":
-        packing = Packing("jpeg", quality=95, modality="flow", bound=20.0, method="by hand")
-    out.mkdir(parents=True)
-    clips, pictures, shard = list[tuple[int, ...]](), list[tuple[int, int]](), b""
-    counts = [len(fields) * (1 if modality == "flow" else 2) for fields in videos]
-    for number, fields in enumerate(videos):
-        facts = Facts(Clip(f"{number}.mp4"), labels[number], counts[number], fields.shape[3], fields.shape[2])
-        contents = [_jpeg(picture) for picture in fields.reshape(-1, *fields.shape[2:])]
-        row = (0, 0, len(shard) + CONTENT_AT, sum(map(len, contents)), len(pictures))
-        clips.append((*row, fields.shape[3], fields.shape[2], facts.checksum()))
-        ends = np.cumsum([len(content) for content in contents]).tolist()
-        sums = [picture_checksum(facts.checksum(), i, content) for i, content in enumerate(contents)]
-        pictures += zip(ends, sums, strict=True)
-        content = b"".join(contents)
-        shard += content.join(around_content(number, ".mjpeg", len(content), facts))
-    shard += SHARD_END
-    (out / shard_name(0)).write_bytes(shard)
-    (out / INDEX_FOLDER).mkdir()
-    np.save(out / INDEX_FOLDER / CLIPS, np.array(clips, CLIP_ROW))
-    np.save(out / INDEX_FOLDER / PICTURES, np.array(pictures, PICTURE_ROW))
-    manifest = replace(
-        plain_manifest([f"{number}.mp4" for number in range(len(videos))]),
-        labels=np.array(labels, np.int32),
-        frame_counts=np.array(counts, np.int32),
-        pixels=packing.pixels,
-    )
-    fingerprint = write_packed_manifest(out, manifest)
-    files = [
-        out / shard_name(0),
-        *sorted(path for name in (PACKED_MANIFEST, INDEX_FOLDER) for path in (out / name).iterdir()),
-    ]
-    stored = [StoredFile(str(path.relative_to(out)), path.stat().st_size, file_sha256(path)) for path in files]
-    pack = Pack(packing, len(videos), len(videos), fingerprint, tuple(stored[:1]), tuple(stored[1:]))
-    (out / PACK_FILE).write_text(pack.text())
+def write_packed(out: Path, videos: Sequence[Fields], labels: Sequence[int]) -> Path:
+    """Pack folders of flow without a loss."""
+    listed = write_folders(out.with_name(f"{out.name} raw"), videos, labels, "all")
+    store = FileStore(read_manifest(listed), str(listed.parent))
+    pack_set(store, out, Packing("bytes", modality="flow", bound=BOUND), 1 << 20)
     return out
-
-
-def _jpeg(picture: NDArray[np.uint8]) -> bytes:
-    content = io.BytesIO()
-    Image.fromarray(picture).save(content, "JPEG", quality=95)
-    return content.getvalue()

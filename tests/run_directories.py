@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +20,8 @@ PLAN |= {"steps_per_epoch": 10, "total_steps": 40, "peak_lr": 0.01}
 Record = dict[str, Any]
 
 
-@pytest.fixture
-def run_records() -> Callable[[], list[Record]]:
-    """Returns the records of a whole run: start, steps, one validation and one checkpoint an epoch."""
-    return _records
-
-
-def _records() -> list[Record]:
+def whole_log() -> list[Record]:
+    """The records of a whole run: start, steps, one validation and one checkpoint an epoch."""
     noise = random.Random(0)
     lines: list[Record] = [{"kind": "start", "step": 0, "ranks": 2, "time": 1_700_000_000.0}]
     for step in range(1, 41):
@@ -45,36 +41,45 @@ def _records() -> list[Record]:
 @pytest.fixture
 def write_run(tmp_path: Path) -> Callable[..., Path]:
     """Writes a run folder: write_run(folder, name=..., lines=..., leave_out=("eval.json",), ...)."""
+    return partial(write_folder, tmp_path)
 
-    def write(
-        folder: str = "run",
-        *,
-        name: str | None = None,
-        lines: list[Record] | None = None,
-        leave_out: tuple[str, ...] = (),
-        arch: str = "tsm",
-        top1: float = 96.875,
-        num_classes: int = 12,
-        clips_per_class: Record | None = None,
-    ) -> Path:
-        path = tmp_path / folder
-        path.mkdir(parents=True)
-        model = {"arch": arch, "backbone": "resnet18", "num_classes": num_classes}
-        spec = {"name": name or folder, "model": model, "data": {"num_frames": 8}, "schedule": {"epochs": 4}}
-        (path / "spec.yaml").write_text(yaml.safe_dump(spec))
-        counts = {} if clips_per_class is None else {"clips_per_class": clips_per_class}
-        (path / "plan.json").write_text(json.dumps(PLAN | counts))
-        scores = [
-            {"path": f"checkpoints/step_{step:08d}.pt", "step": step, "top1": top1 + more, "top5": 100.0}
-            for step, more in ((30, -0.5), (40, 0.5))
-        ]
-        final = {"top1_mean": top1, "top1_std": 0.5, "top5_mean": 100.0, "top5_std": 0.0, "videos": 64, "clips": 10}
-        (path / "eval.json").write_text(json.dumps(final | {"crops": 1, "checkpoints": scores}))
-        (path / "environment.json").write_text(json.dumps(ENVIRONMENT))
-        log = _records() if lines is None else lines
-        (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in log))
-        for file in leave_out:
-            (path / file).unlink()
-        return path
 
-    return write
+def write_folder(
+    parent: Path,
+    folder: str = "run",
+    *,
+    name: str | None = None,
+    lines: list[Record] | None = None,
+    leave_out: tuple[str, ...] = (),
+    arch: str = "tsm",
+    top1: float = 96.875,
+    num_classes: int = 12,
+    spec: Mapping[str, Any] | None = None,
+    files: Mapping[str, Any] | None = None,
+) -> Path:
+    """Write the folder of a whole run, but for what the options change.
+
+    lines: of the log. spec: its sections. files: by name, a JSON object's further keys, or the whole text.
+    """
+    path = parent / folder
+    path.mkdir(parents=True)
+    model = {"arch": arch, "backbone": "resnet18", "num_classes": num_classes}
+    whole = {"name": name or folder, "model": model, "data": {"num_frames": 8}, "schedule": {"epochs": 4}}
+    scores = [
+        {"path": f"checkpoints/step_{step:08d}.pt", "step": step, "top1": top1 + more, "top5": 100.0}
+        for step, more in ((30, -0.5), (40, 0.5))
+    ]
+    final = {"top1_mean": top1, "top1_std": 0.5, "top5_mean": 100.0, "top5_std": 0.0, "videos": 64, "clips": 10}
+    final |= {"crops": 1, "checkpoints": scores}
+    objects = {"plan.json": PLAN, "eval.json": final, "environment.json": ENVIRONMENT}
+    texts = {
+        "spec.yaml": yaml.safe_dump(whole | dict(spec or {})),
+        "metrics.jsonl": "".join(json.dumps(line) + "\n" for line in (whole_log() if lines is None else lines)),
+    }
+    for file, content in (objects | texts | dict(files or {})).items():
+        if isinstance(content, dict):
+            content = json.dumps(objects.get(file, {}) | content)
+        if file not in leave_out:
+            (path / file).parent.mkdir(parents=True, exist_ok=True)
+            (path / file).write_text(content)
+    return path

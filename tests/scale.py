@@ -1,4 +1,4 @@
-"""Measure what grows with what on this machine: the tables of docs/limits.md.
+"""Measure what grows with what on this machine: the tables of docs/results.md.
 
     python -m tests.scale                          a start on 16, 64, 128 and 256 ranks
     python -m tests.scale accumulation 4,64        a rank that computes for this many virtual GPUs

@@ -151,8 +151,11 @@ def answer_for_nodes(name: str, options: Mapping[str, str], command: Sequence[st
         return 1
     if (FOLDER / "answers at once").exists():
         broken = (FOLDER / "broken").read_text().split()
+        pause = float((FOLDER / "answers at once").read_text() or 0)
         for node in nodes:
-            print(f"@answer {node} " + ("127 python: cannot open shared object file" if node in broken else "0 "))
+            time.sleep(pause)
+            text = "127 python: cannot open shared object file" if node in broken else "0 "
+            print(f"@answer {node} {text}", flush=True)
         return 1
     while (FOLDER / "silent").exists() and (FOLDER / "starts").exists():  # after the ranks have failed
         time.sleep(0.02)
@@ -317,6 +320,8 @@ def flux_hostlist(words: Sequence[str]) -> int:
     options, sources = parse("flux hostlist", words, table)
     if sources != ["avail"] or len(options) != 2:
         refuse(f"flux hostlist: {words}")
+    if (FOLDER / "warned").exists() and (FOLDER / "starts").exists():  # at a restart: the job's signal
+        os.killpg(0, signal.SIGUSR2)
     print("".join(f"{host}\n" for host in (FOLDER / "hosts").read_text().split() if host not in gone()), end="")
     return 0
 

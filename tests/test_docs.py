@@ -65,7 +65,7 @@ def test_the_changelog_begins_with_this_version() -> None:
 
 def test_the_reader_of_links_sees_them() -> None:
     assert ("docs/demo.svg", "") in _links("README.md")
-    assert ("docs/design.md", "the-house") in _links("docs/contributing.md")
+    assert ("docs/design.md", "packages") in _links("docs/contributing.md")
     assert "which-pytorch-supports-v100s" in _anchors("docs/install.md")
 
 

@@ -114,7 +114,7 @@ def test_the_reader_sees_the_imports() -> None:
     # The test of this test: modules, a name below a package, a lazy import, an import that only types need.
     assert len(modules()) > 40
     assert {"core.comm", "data.batches.loader", "core.rng"} <= {name for name, _ in _ours(modules()["training.step"])}
-    assert {"data.manifest.overlap"} <= {name for name, _ in _ours(modules()["cli.plan"])}
+    assert {"data.manifest.overlap"} <= {name for name, _ in _ours(modules()["training.preflight"])}
     assert {"horovod.torch", "mpi4py"} <= {name for name, _ in _imports(modules()["core.comm.horovod_world"])}
     assert {module.layer for module in modules().values() if module.name} == {*FLOORS, "tasks"}
     for name, floor in (("rfcn", "models"), ("boxes", "data"), ("scoring", "evaluation"), ("stream", "inference")):

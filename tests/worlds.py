@@ -48,9 +48,6 @@ Said = tuple[int, str, str]
 Say = Callable[..., Said]
 
 
-recorded_torch = pytest.mark.skipif(
-    not torch.__version__.startswith("2.13."), reason="recorded with torch 2.13; others may split operations otherwise"
-)
 needs_ranks = pytest.mark.skipif(
     find_mpirun() is None or importlib.util.find_spec("horovod") is None,
     reason="needs mpirun and Horovod; `make setup` installs both",
@@ -120,6 +117,17 @@ def refused(said: Said) -> str:
     line = err.removeprefix("summit-train: ").removesuffix("\n")
     assert (status, out, err) == (2, "", f"summit-train: {line}\n") and "\n" not in line, said
     return line
+
+
+def stdout_of(said: Said) -> str:
+    """Standard output of a command that must end with status 0."""
+    status, out, _ = said
+    assert status == 0, said
+    return out
+
+
+def json_of(said: Said) -> Any:
+    return json.loads(stdout_of(said))
 
 
 def start(

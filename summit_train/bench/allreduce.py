@@ -1,6 +1,6 @@
 """`mpirun -np N summit-train bench allreduce SPEC`: what an allreduce costs over these ranks.
 
-Timed is what carries the world's gradients and, beside Horovod, MPI alone.
+It times the library that carries the gradients and, with Horovod, also MPI alone.
 """
 
 from __future__ import annotations

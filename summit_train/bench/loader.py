@@ -25,7 +25,7 @@ from summit_train.core.pages import Page
 from summit_train.core.result import TextTable, tell
 from summit_train.core.session import check_single
 from summit_train.core.text import counted
-from summit_train.data.batches.loader import Batches, MicroBatch, TrainingClips, training_batches
+from summit_train.data.batches.loader import Batches, MicroBatch, TrainingClips
 from summit_train.data.batches.order import Order
 from summit_train.data.batches.stores import FlowStore, open_store
 from summit_train.data.dataset import Dataset
@@ -72,7 +72,7 @@ class Subject:
         steps = range(self.step, self.step + count)
         self.step = steps.stop
         read = TrainingClips(data, self.store, self.seed, tuple(data.open_augment()))
-        return training_batches(read, order, rank=0, ranks=1, steps=steps)
+        return read.batches(order, rank=0, ranks=1, steps=steps)
 
     def seconds(self, count: int, workers: int = 0) -> float:
         """Return the seconds of the next `count` clips of a training, in this process or by workers that are warm."""
@@ -160,7 +160,7 @@ def parts(subject: Subject, clips: int) -> dict[str, float]:
 
 
 def verdict(core_clips_per_second: float, gpu_clips_per_second: float, cores_per_rank: int | None) -> Values:
-    """Return how many cores a rank needs so that its network never waits, and whether the site has them.
+    """Count the cores that a rank needs so that its network never waits, and compare them with the site's.
 
     cores_per_rank: of the site, its training process included; None without a site. gpu_clips_per_second: what a rank
     trains on. In the values `cores_per_gpu` are the loader's (data.workers); `cores_per_rank` has one more, to train.

@@ -90,7 +90,7 @@ def parse_ranks(text: str) -> list[int]:
 
 
 def measure_ranks(words: Sequence[str], ranks: int) -> Facts:
-    """Return what `bench step` with these arguments measures on `ranks` ranks. Raises RunFailed where they fail.
+    """Run `bench step` with these arguments on `ranks` ranks; return its JSON. Raises RunFailed where they fail.
 
     One rank is a process without MPI and Horovod, as a user starts it. A rank has one thread.
     """

@@ -25,8 +25,8 @@ from summit_train.data.manifest import Manifest, read_manifest
 from summit_train.data.manifest.reading import check_same_classes
 from summit_train.data.packed.format import read_pack
 from summit_train.data.video.augment import View, test_frames, test_views
-from summit_train.data.video.clips import Frames
 from summit_train.data.video.encode import scaled
+from summit_train.data.video.render import Frames
 from summit_train.data.video.source import DecodeError
 from summit_train.evaluation.fuse import read_run
 from summit_train.evaluation.scores import probabilities
@@ -221,7 +221,7 @@ def _chosen(clips: _Clips, most: int, only: Sequence[str] | None) -> list[tuple[
 
 
 def _pictures(view: Seen, boxes: Boxes | None, most: int, pixels: int) -> Frames:
-    """Return at most so many frames, evenly spaced, scaled down, with their boxes; of flow one channel."""
+    """Return at most `most` frames, evenly spaced, scaled down, with their boxes; of flow one channel."""
     views, targets = view
     frames = views if views.shape[-1] == 3 else np.repeat(views[..., :1], 3, axis=-1)
     places = _spread(len(frames), most)
@@ -232,5 +232,5 @@ def _pictures(view: Seen, boxes: Boxes | None, most: int, pixels: int) -> Frames
 
 
 def _spread(length: int, most: int) -> list[int]:
-    """Return at most so many of 0 .. length - 1, evenly spaced, with both ends."""
+    """Return at most `most` of 0 .. length - 1, evenly spaced, with both ends."""
     return [int(place) for place in np.unique(np.linspace(0, length - 1, min(most, length)).round())]

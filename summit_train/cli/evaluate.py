@@ -70,7 +70,8 @@ def run(args: argparse.Namespace) -> Result:
     beside, words = split_overrides(args.beside or [])
     overrides = [*args.overrides, *more, *words]
     if "=" in (args.observed or ""):  # --observed alone, before an override
-        args.observed, overrides = "", [*overrides, args.observed]
+        overrides.append(args.observed)
+        args.observed = ""
     if args.observed is None and (args.out is not None or beside):
         raise UserError("--out and --beside must be used with --observed: they draw its figure")
     if beside and args.out is None:
@@ -156,7 +157,7 @@ def _changed_keys(spec: Spec, chosen: Sequence[str], usual: int) -> dict[str, An
 
 
 def _result_folder(spec: Spec, name: str | None, changed: Mapping[str, Any], file: str) -> Path:
-    """Return where the result `file` goes: the run folder, or evals/NAME for other checkpoints, keys or by `name`.
+    """Choose the folder of the result `file`: the run's, or evals/NAME for other checkpoints, keys or by `name`.
 
     Raises UserError where a folder cannot have the name, or where it has a result with other values of keys.
     """

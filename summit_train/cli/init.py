@@ -48,10 +48,10 @@ _COMMENT = """\
 
 
 class _Found(NamedTuple):
-    """What a folder holds.
+    """Content of a folder.
 
-    clips: of data.train. skipped: the files in class folders that are no clips. folds: those of `data split`, which has
-    yet to write both lists.
+    clips: of data.train. skipped: other files in class folders. folds: of `data split`, which has yet to write both
+    lists.
     """
 
     manifest: Manifest
@@ -118,7 +118,7 @@ def _no_option(path: str) -> str:
 
 
 def _found(folder: str, folds_folder: str) -> _Found:
-    """Return what the folder holds. Raises UserError for what cannot be trained on, with what would be right."""
+    """List the folder. Raises UserError for what cannot be trained on, with what would be right."""
     if not os.path.isdir(folder):
         raise UserError(f"{folder}: no such folder; give the folder that holds your videos")
     if "$" in folder or folder.startswith("~") or not folder.isprintable():

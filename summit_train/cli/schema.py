@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> Result:
 def _reference(schema: dict[str, Any]) -> str:
     """Return docs/reference.md without its last newline: for each section a table of its keys."""
     sections = {f"#/$defs/{name}": section for name, section in schema["$defs"].items()}
-    head = ["| Key | Value | Default | Meaning |", "|---|---|---|---|"]
+    head = ["|Key|Value|Default|Meaning|", "|---|---|---|---|"]
     keys = {name: value for name, value in schema["properties"].items() if "$ref" not in value}
     page = [_PREFACE, *head, *_rows("", keys, sections)]
     for name, value in schema["properties"].items():
@@ -67,7 +67,7 @@ def _rows(prefix: str, keys: dict[str, Any], sections: dict[str, Any]) -> Iterat
     """Yield a row of each key, and below a section that may be null those of its keys."""
     for name, value in keys.items():
         default = "`{}`".format(json.dumps(value["default"]).strip('"')) if "default" in value else ""
-        yield f"| `{prefix}{name}` | {_value(value)} | {default} | {value['description']} |"
+        yield f"|`{prefix}{name}`|{_value(value)}|{default}|{value['description']}|"
         for choice in value.get("anyOf", []):
             if "$ref" in choice:
                 yield from _rows(f"{prefix}{name}.", sections[choice["$ref"]]["properties"], sections)

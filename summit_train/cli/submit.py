@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from summit_train.cli.plan import add_site_arguments, read_files, start_notes, start_rows, taken_rows
+from summit_train.cli.plan import add_site_arguments, start_rows, taken_rows
 from summit_train.cluster.estimate import check_ranks, estimate, save_often
 from summit_train.cluster.job import Job, render
 from summit_train.cluster.site import load_site, load_spec_on
@@ -13,6 +13,7 @@ from summit_train.cluster.submit import chain, output_rows, prepare_job, staged_
 from summit_train.core.result import Result, TextTable, tell, warn
 from summit_train.core.text import counted
 from summit_train.plan import balance_rows, make_plan
+from summit_train.training.preflight import read_files, start_notes
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -62,14 +63,14 @@ def run(args: argparse.Namespace) -> Result:
     rows += start_rows(start, files)
     tell(TextTable(rows, left=2, indent="  "))
     if args.write:
-        script = prepare_job(site, job, spec, by_hand=True)
+        script = prepare_job(site, job, text, spec, by_hand=True)
         chained = f", which requeues itself in place of a chain of {cost.jobs} jobs" if cost.jobs > 1 else ""
         tell(f"{spec.name}: nothing is submitted; the script is {script}{chained}")
         return Result([site.batch.by_hand(script, site.launcher)])
     if args.dry_run:
         tell(f"{spec.name}: nothing is written; to submit the script by hand, use --write in place of --dry-run")
         return Result(text.removesuffix("\n").split("\n"))
-    script = prepare_job(site, job, spec)
+    script = prepare_job(site, job, text, spec)
     ids = chain(site, job, script, cost.jobs)
     submitted = f"job {ids[0]}" if len(ids) == 1 else f"{len(ids)} jobs, one after the other, {ids[0]} to {ids[-1]},"
     most = f"at most {counted(cost.max_requeues, 'requeue')}, {cost.most_node_hours:,.1f} node-hours in all"

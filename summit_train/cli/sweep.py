@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable
 
-from summit_train.cli.plan import Files, add_site_arguments, read_files, start_notes
+from summit_train.cli.plan import add_site_arguments
 from summit_train.cluster.site import Site, load_site
 from summit_train.core.errors import UserError
 from summit_train.core.result import Result, TextTable, warn
@@ -17,6 +17,7 @@ from summit_train.sweep.figure import write_sweep, written
 from summit_train.sweep.grid import Sweep, load_sweep
 from summit_train.sweep.start import plan_runs, planned_jobs, planned_table, planned_values, run_here, submit_runs
 from summit_train.sweep.status import as_values, read_jobs, read_rows, tables
+from summit_train.training.preflight import Files, read_files, start_notes
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

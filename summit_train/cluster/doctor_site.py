@@ -14,7 +14,7 @@ from pathlib import Path
 from subprocess import DEVNULL
 
 from summit_train.cluster.doctor import ANSWER_S, check_disk, check_ranks
-from summit_train.cluster.job import Job, job_name
+from summit_train.cluster.job import Job, job_name, render
 from summit_train.cluster.probe import Check, Status
 from summit_train.cluster.site import COMM, Container, Site, walltime_text
 from summit_train.cluster.submit import chain, job_states, prepare_job
@@ -158,7 +158,7 @@ def trial(site: Site, run_dir: Path, nodes: int) -> Iterator[Check]:
     words += ["--check-nodes"] if site.check_nodes else []
     minutes = min(_TRIAL_MINUTES, site.walltime_cap(nodes) or _TRIAL_MINUTES)
     job = Job("doctor", (folder,), nodes, minutes, max_requeues=0, command=tuple(words))
-    script = prepare_job(site, job)
+    script = prepare_job(site, job, render(site, job))
     for output in script.parent.glob("*.out"):  # of the trial before
         output.unlink()
     (job_id,) = chain(site, job, script, 1)

@@ -26,9 +26,9 @@ from pathlib import Path
 from summit_train.cluster.running_job import USUAL, JobFacts, RunningJob, Waits, lines_of, now, program_end
 from summit_train.cluster.scheduler import short_name
 from summit_train.cluster.schedulers import SCHEDULERS
-from summit_train.core.errors import RunFailed
-from summit_train.core.files import file_sha256
-from summit_train.core.run_folder import FAILURE, bad_nodes, find_checkpoints, step_of
+from summit_train.core.errors import RunFailed, UserError
+from summit_train.core.files import file_sha256, is_locked
+from summit_train.core.run_folder import FAILURE, RunLock, bad_nodes, find_checkpoints, step_of
 
 _STOPPED = 85  # of a rank: stopped on request, with a checkpoint; of a job: requeue me
 _USER_ERROR = 2
@@ -58,7 +58,22 @@ class Keeper:
         self._environment = f"{job.node_local}/summit_train_environment_{job.job_id}"
 
     def keep(self) -> int:
-        """Return the job's exit status: 0 when the run is done, 85 to be requeued."""
+        """Return the job's exit status: 0 when the run is done, 85 to be requeued.
+
+        One keeper at a time works on a run. A lost node may hold the lock for a while.
+        """
+        try:
+            self.job.ranks_words()  # a name in braces may be wrong
+            until = time.monotonic() + self.job.waits.lock
+            while is_locked(self.job.folder / "lock") and time.monotonic() < until and not self.job.heard():
+                self.job.hear(1)
+            with RunLock(self.job.folder):
+                return self._keep()
+        except UserError as error:
+            self.job.say(str(error))
+            return _USER_ERROR
+
+    def _keep(self) -> int:
         if (self.run / "job/done").exists():
             self.job.say(f"{self.run} is done already")
             return 0
@@ -74,7 +89,9 @@ class Keeper:
             end, status = self._start_ranks()
         except RunFailed as error:  # of the scheduler, asked for the job's nodes
             self.job.say(str(error))
-            end, status = End.REFUSED, 1
+            # A warning to all processes of the job ends those that ask, too.
+            end = End.INTERRUPTED if self.job.heard() else End.REFUSED
+            status = 1
         self._remove_copies()
         if self._guard is not None:
             self._guard.terminate()

@@ -21,6 +21,7 @@ from typing import IO, NamedTuple
 
 from summit_train.cluster.scheduler import Nodes, short_name
 from summit_train.cluster.schedulers import SCHEDULERS
+from summit_train.core.errors import UserError
 from summit_train.core.files import write_json
 from summit_train.core.run_folder import FAILURE
 
@@ -65,10 +66,11 @@ class JobFacts:
 
 
 class Waits(NamedTuple):
-    """Seconds: for a node's answer at the first start and at others, and for a launcher after its ranks have failed.
+    """Seconds: for the next node's answer at the first start and at others, for a launcher after its ranks have failed.
 
-    The first start may read all files from a slow file system. look: between two looks for a failure. watch: between
-    two questions whether the script's own node is lost.
+    The first start may read all files from a slow file system. look: between two looks for answers or a failure. watch:
+    between two questions whether the script's own node is lost. lock: for that of another job; NFS frees that of a lost
+    node after 90 s.
     """
 
     first_answer: float = 120
@@ -76,6 +78,7 @@ class Waits(NamedTuple):
     look: float = 5
     launcher: float = 20
     watch: float = 30
+    lock: float = 100
 
 
 USUAL = Waits()
@@ -189,10 +192,15 @@ class RunningJob:
             output: IO[bytes] = open(f"{file}.out", "w+b")  # noqa: SIM115  (closed below)
             asking.append((nodes, output, self.start([*launcher, *program], output)))
         until = time.monotonic() + seconds
+        num_answers = 0
         while not self.heard() and time.monotonic() < until:
             if all(process.poll() is not None for _, _, process in asking):
                 break
-            self.hear(until - time.monotonic())
+            self.hear(min(self.waits.look, until - time.monotonic()))
+            former = num_answers
+            num_answers = sum(Path(output.name).read_bytes().count(b"@answer ") for _, output, _ in asking)
+            if num_answers > former:  # a thousand nodes that read the same files take their time
+                until = time.monotonic() + seconds
         answers: dict[str, Answer] = {}
         for nodes, output, process in asking:
             is_late = process.poll() is None
@@ -211,15 +219,25 @@ class RunningJob:
         return answers
 
     def _filled(self, words: Sequence[str]) -> list[str]:
-        """Return words with what stands in braces filled in; {python} may become several words."""
+        """Return words with the names in braces filled in; {python} may become several words.
+
+        Raises UserError for another name. ${NAME} is left to a shell.
+        """
         values = {
             "nodes": self.num_nodes,
             "ranks": self.num_nodes * self.facts.ranks_per_node,
             "hosts": self.batch.hosts(self.nodes),
             "hostfile": self.nodes.file,
             "staged": self.staged,
-            "image": self.image,
+            **({} if self.image is None else {"image": self.image}),
         }
+
+        def value(found: re.Match[str]) -> str:
+            if found[1] not in values:
+                right = f"must be one of {', '.join(values)}, or python in a word of its own"
+                raise UserError(f"the script's last line: {found.string}: {found[0]}: {right}")
+            return str(values[found[1]])
+
         filled: list[str] = []
         for word in words:
             if word == "{python}":
@@ -227,7 +245,7 @@ class RunningJob:
             elif word.startswith((str(self.run), self.facts.python)):  # a path may have braces of its own
                 filled.append(word)
             else:
-                filled.append(re.sub(r"\{(\w+)\}", lambda found: str(values.get(found[1], found[0])), word))
+                filled.append(re.sub(r"(?<!\$)\{(\w+)\}", value, word))
         return filled
 
     def ranks_words(self) -> list[str]:

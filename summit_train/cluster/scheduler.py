@@ -75,8 +75,11 @@ class Scheduler(ABC):
         """
 
     def by_hand(self, script: Path, launcher: str) -> str:
-        """Return the line of shell that submits the script."""
+        """Return the line of shell that submits the script, without what this shell has of another job."""
         words = self.words(script, launcher)
+        if self.command is not None:
+            stale = sorted(set(os.environ) - set(environment_outside(os.environ)))
+            words = [*(["env"] if stale else []), *(f"--unset={name}" for name in stale), *words]
         stdin = "" if script.name in words else f" < {script.name}"
         return f"cd {shlex.quote(str(script.parent))} && {shlex.join(words)}{stdin}"
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import summit_train
 from summit_train.cluster.environment import environment_files, environment_key, pack
-from summit_train.cluster.job import KEEPER, Job, facts, render
+from summit_train.cluster.job import KEEPER, Job, facts
 from summit_train.cluster.site import Site
 from summit_train.core.errors import UserError
 from summit_train.core.files import naming, read_file, replacing, write_json, write_text
@@ -79,13 +79,12 @@ def output_rows(site: Site, *jobs: Job) -> list[tuple[str, str]]:
     return [("output", output), ("mail", f"as {', '.join(asked)} says" if asked else add)]
 
 
-def write_job(site: Site, job: Job, specs: Sequence[Spec] = (), folder: Path | None = None) -> Path:
+def write_job(site: Site, job: Job, text: str, specs: Sequence[Spec] = (), folder: Path | None = None) -> Path:
     """Write every run's spec, the script and the environment that it copies; return the script's path.
 
-    It deletes the marks of earlier jobs. specs: one for each run, in the order of job.runs; none where the job has a
-    command of its own. folder: of the script, by default RUN/job of the first run.
+    It deletes the marks of earlier jobs. text: the script. specs: one for each run, in the order of job.runs; none
+    where the job has a command of its own. folder: of the script, by default RUN/job of the first run.
     """
-    text = render(site, job)
     about = asdict(facts(site, job))
     for run, spec in zip(job.runs, specs, strict=not job.command):
         write_text(run / "job/spec.yaml", dump_spec(spec))
@@ -116,8 +115,8 @@ def write_keeper(path: Path) -> None:
             archive.write(package / name, f"summit_train/{name}")
 
 
-def prepare_job(site: Site, job: Job, *specs: Spec, by_hand: bool = False) -> Path:
-    """Write the spec and the script of a job of one run; return the script's path. specs: as in write_job.
+def prepare_job(site: Site, job: Job, text: str, *specs: Spec, by_hand: bool = False) -> Path:
+    """Write the spec and the script of a job of one run; return the script's path. text, specs: as in write_job.
 
     by_hand: it is not submitted here. Raises UserError without a scheduler, and where a job of this run is queued or
     running; by hand, the scheduler is needed only if jobs of this run were submitted before.
@@ -129,7 +128,7 @@ def prepare_job(site: Site, job: Job, *specs: Spec, by_hand: bool = False) -> Pa
     for job_id, state in job_states(site, ids).items():
         if state != "gone":
             raise UserError(f"{job.runs[0]}: job {job_id} is {state}; wait for it, or cancel it first")
-    return write_job(site, job, specs)
+    return write_job(site, job, text, specs)
 
 
 def chain(site: Site, job: Job, script: Path, jobs: int, after: str | None = None) -> list[str]:

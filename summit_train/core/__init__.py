@@ -1,1 +1,1 @@
-"""What every room stands on: the world of ranks, files, errors, processes, random numbers, text."""
+"""The foundation of every other package: the world of ranks, files, errors, processes, random numbers, text."""

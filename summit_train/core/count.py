@@ -1,4 +1,4 @@
-"""What a network costs on one clip, as numbers alone."""
+"""The cost of a network on one clip, as plain numbers."""
 
 from __future__ import annotations
 

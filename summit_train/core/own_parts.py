@@ -83,7 +83,7 @@ class OwnPart:
     def _check(
         self, key: str, called: Callable[..., Any], names: Iterable[str], bind: Callable[[inspect.Signature], object]
     ) -> None:
-        """Raise UserError, about `key`, where `called` does not take the arguments of `bind`; names: theirs."""
+        """Raise UserError, about `key`, if `called` does not take the arguments of `bind`, which are `names`."""
         try:
             signature = inspect.signature(called)
         except ValueError as error:

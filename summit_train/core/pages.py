@@ -1,4 +1,4 @@
-"""What a worker and its process exchange: values in memory that both map, and errors."""
+"""Memory that a worker and its process both map: the values and errors that they exchange."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Page:
         self._mapped = memoryview(b"")
 
     def write(self, value: object) -> list[int]:
-        """Write a value, its arrays beside its pickle, and return the sizes to read it by. Raises RunFailed."""
+        """Write a value, its pickle and then its arrays, and return the sizes to read it by. Raises RunFailed."""
         buffers = list[pickle.PickleBuffer]()
         pickled = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)
         parts = [memoryview(pickled), *(buffer.raw() for buffer in buffers)]
@@ -91,7 +91,7 @@ class Page:
 
 
 def _starts(sizes: list[int]) -> list[int]:
-    """Return where each part of a page starts, and the end of the last. Arrays that lie there are aligned."""
+    """Return the start of each part of a page, and the end of the last. Arrays at these offsets are aligned."""
     return list(accumulate((-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes), initial=0))
 
 

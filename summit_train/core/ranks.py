@@ -51,7 +51,7 @@ def run_ranks(words: Sequence[str], ranks: int, hosts: Sequence[str], say: Calla
     """Run `summit-train WORDS` on ranks of this host, or of `hosts`, equally many on each; return the exit status.
 
     It is that of the first rank that did not return 0; 128 + N for a rank that signal N ended; 130 after a second
-    SIGINT. say: is told how the ranks are started. Raises UserError where they cannot be.
+    SIGINT. say: prints how the ranks are started. Raises UserError if they cannot be.
     """
     launch = this_launch()
     mpirun = find_mpirun()
@@ -175,7 +175,7 @@ def _exit_status(
 
 
 def _failure(codes: Sequence[int | None], say: Callable[[str], None], notes: TextIO | None) -> int:
-    """Return the exit status of the first command that failed; say why, unless a rank has said it."""
+    """Return the exit status of the first command that failed; print why, unless a rank has printed it."""
     rank, code = next((rank, code) for rank, code in enumerate(codes) if code)
     status = code if code > 0 else 128 - code
     text = ""
@@ -193,7 +193,7 @@ def _failure(codes: Sequence[int | None], say: Callable[[str], None], notes: Tex
 
 
 def _is_deaf(process: Process) -> bool:
-    """Return whether a process blocks the SIGUSR2 that it got: ranks do while they import and meet."""
+    """Check that a process blocks a pending SIGUSR2, as ranks do while they import and meet."""
     if process.poll() is not None:
         return False
     status = dict(

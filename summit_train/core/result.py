@@ -1,4 +1,4 @@
-"""What a command found, and the one place that prints it: as text for people, or as one JSON object."""
+"""Print the result of a command, the only place that does: as text for people, or as one JSON object."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class TextTable:
 
 @dataclass(frozen=True)
 class Result:
-    """What a command returns. text: lines and tables for people; values: the object of --json; status: the exit status.
+    """Result of a command. text: lines and tables for people; values: the object of --json; status: the exit status.
 
     Of several ranks only the first has text and values.
     """

@@ -165,7 +165,7 @@ def script_began() -> str | None:
 
 
 def bad_nodes(run_path: Path) -> list[str]:
-    """Return the hosts that RUN/job/bad_nodes names, as the job script reads it; none if there is no such file.
+    """Return the hosts that RUN/job/bad_nodes names, as the job script reads it; none without the file.
 
     A line names those in its first word, with commas between them and before a colon, such as `node4: ECC`; # begins a
     comment.

@@ -23,7 +23,7 @@ METRICS_FILE = "metrics.jsonl"
 
 def number(value: object) -> float | None:
     """Return the value as a finite float, or None."""
-    if type(value) is float:  # nearly all are; asked first, as a long run has millions
+    if type(value) is float:  # nearly all are; checked first, as a long run has millions
         return value if math.isfinite(value) else None
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
@@ -109,7 +109,7 @@ class EvalRecord(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WarningRecord(Record):
-    """What training found wrong after `step`."""
+    """A warning of training after `step`."""
 
     kind: ClassVar[str] = "warning"
     step: int
@@ -386,7 +386,7 @@ Kept = TypeVar("Kept", StepRecord, EvalRecord, WarningRecord, TrustRatioRecord, 
 
 
 class Replay:
-    """What a log says of its run: a later record of a step replaces the earlier, a resume takes back what follows it.
+    """The state of a run by its log: a later record of a step replaces the earlier, a resume drops what follows it.
 
     records: in the order of the file, with the repeated steps. problems: the lines that could not be read. early_stop:
     where the run ended, if it ended so.
@@ -408,13 +408,13 @@ class Replay:
         self.batches = [batches[epoch] for epoch in sorted(batches)]
         extensions = {record.step: record for record in rare if isinstance(record, MoreEpochsRecord)}
         self.extensions = [extensions[step] for step in sorted(extensions)]
-        # A run that was told to continue has steps after its early stop.
+        # A run that was extended has steps after its early stop.
         stops = [record for record in rare if isinstance(record, EarlyStopRecord)]
         self.early_stop = stops[-1] if stops and self.steps and stops[-1].step == self.steps[-1].step else None
 
     @classmethod
     def of(cls, run_path: Path) -> Replay:
-        """Read the log of a run folder, also while the run writes it. Without a log there are no records."""
+        """Read the log of a run folder, also while the run writes it. A missing log has no records."""
         records: list[Record] = []
         problems: list[str] = []
         try:

@@ -71,8 +71,8 @@ def load_newest(
 
     A checkpoint deleted meanwhile is not a complaint: the run that trains has a newer one. damaged: complaints about
     learner files, by checkpoint, if the caller checks these files; None: they are checked here. Returns (None, {}, [])
-    if there is no checkpoint. Raises CheckpointError if there are some and none is whole: starting over would silently
-    discard the run.
+    without any checkpoint. Raises CheckpointError if every checkpoint is damaged: starting over would silently discard
+    the run.
     """
     complaints = dict(damaged or {})
     gone = ""

@@ -125,7 +125,7 @@ def printable(text: str) -> str:
 
 
 def without_nan(value: Any) -> Any:
-    """Return what is to become JSON with null for each number that is not finite, also within objects and lists."""
+    """Replace each number that is not finite by None, also within mappings and lists, as JSON needs it."""
     if isinstance(value, Mapping):
         return {key: without_nan(inner) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):

@@ -21,7 +21,7 @@ from summit_train.core.session import leave_reason
 
 STOP_SIGNALS = (signal.SIGUSR2, signal.SIGTERM)
 _SECONDS_BETWEEN_LOOKS = 0.01
-# A rank that fails ends the others, after it has said why. MPI may wait for ever for one that was killed.
+# A rank that fails ends the others, after it has printed why. MPI may wait for ever for one that was killed.
 _SECONDS_AFTER_THE_NEXT = 10.0
 _SENT_BEFORE_IT_ENDS = 3
 
@@ -121,7 +121,7 @@ def leave_if_asked(world: World, stop: StopRequest) -> None:
 
 
 class Neighbour:
-    """The rank before this one in a ring of all ranks, heard over UDP.
+    """The rank before this one in a ring of all ranks, which send their state over UDP.
 
     Every watchdog sends a datagram to the next rank several times within the stall time. A rank that waits in a
     collective still sends; one that is stopped or cut off falls silent. Where the next rank's process has ended, its
@@ -142,7 +142,7 @@ class Neighbour:
         self._key_before = bytes.fromhex(key_before)
         self.who_next, host, port, _, _ = ring[(world.rank + 1) % world.size]
         self._next = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-        with suppress(OSError):  # a name without an address: the next rank then says that it heard nothing
+        with suppress(OSError):  # a name without an address: the next rank then reports that it received nothing
             self._next.connect(("127.0.0.1" if on_one_node or host == world.host else host, port))
         self.where = ""
         self._heard: float | None = None
@@ -164,15 +164,15 @@ class Neighbour:
                     self._heard = time.monotonic()
 
     def silent_seconds(self) -> float | None:
-        """Return the seconds since the rank before was heard; None if it never was."""
+        """Return the seconds since the last message of the rank before; None without any."""
         return None if self._heard is None else time.monotonic() - self._heard
 
     def next_has_ended(self) -> bool:
-        """Return whether the next rank's process ended so long ago that this one should have ended with it."""
+        """Check that the next rank's process ended so long ago that this one should have ended with it."""
         return bool(self._refused) and time.monotonic() - self._refused > _SECONDS_AFTER_THE_NEXT
 
     def is_silent(self, stall_seconds: float) -> bool:
-        """Return whether the rank before was heard, but not for half the stall time."""
+        """Check that the rank before has sent messages, but none for half the stall time."""
         return (self.silent_seconds() or 0.0) > stall_seconds / 2
 
 
@@ -196,7 +196,7 @@ class Watchdog:
         if self._seconds is not None:
             before = Neighbour(self._world) if self._world.size > 1 else None
             if before is not None:
-                before.exchange(self._where)  # heard once, a rank that is stopped at once is known to be silent
+                before.exchange(self._where)  # once received, a rank that is stopped at once counts as silent
             threading.Thread(target=self._watch, args=(self._seconds, before), name="watchdog", daemon=True).start()
         return self
 

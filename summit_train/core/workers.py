@@ -51,7 +51,7 @@ _WAIT_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class _Raised:
-    """What `make` raised in a worker, and the traceback there."""
+    """An error that `make` raised in a worker, and the traceback there."""
 
     error: Exception
     traceback: str
@@ -244,7 +244,7 @@ class Workers(Iterator[Result]):
 
     def _receive(self) -> None:
         """Wait for answers, and replace the workers that have died or are late."""
-        # The results of a later key stay in its worker's pages, where there is no room for many.
+        # The results of a later key stay in its worker's pages, which have room for few.
         current = self._tasks[0]
         busy = [worker for worker in self._workers if worker.tasks]
         heard = {

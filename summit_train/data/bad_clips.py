@@ -21,9 +21,12 @@ class BadClips:
     """The count, which is part of a checkpoint. The limit is `fraction` of the `clips_per_epoch`, in each epoch."""
 
     def __init__(self, world: World, run_path: Path, clips_per_epoch: int, fraction: float) -> None:
-        self._world, self._path = world, run_path / FILE
-        self._clips_per_epoch, self._fraction = clips_per_epoch, fraction
-        self._epoch, self._in_epoch = 0, 0
+        self._world = world
+        self._path = run_path / FILE
+        self._clips_per_epoch = clips_per_epoch
+        self._fraction = fraction
+        self._epoch = 0
+        self._in_epoch = 0
         self.total = 0
 
     def state_dict(self) -> dict[str, int]:
@@ -50,7 +53,8 @@ class BadClips:
         Collective unless num_bad is 0. Raises AgreedError if the epoch has too many.
         """
         if epoch != self._epoch:
-            self._epoch, self._in_epoch = epoch, 0
+            self._epoch = epoch
+            self._in_epoch = 0
         if not num_bad:
             return
         self.total += num_bad

@@ -101,7 +101,8 @@ class Journal:
     root: str
 
     def read(self, paths: Collection[str]) -> dict[str, Found]:
-        asked, found = set(paths), dict[str, Found]()
+        wanted = set(paths)
+        found = dict[str, Found]()
         for file in sorted(self.folder.glob("*.jsonl")):
             for line in read_file(file).splitlines():
                 try:
@@ -111,7 +112,7 @@ class Journal:
                 if not isinstance(record, dict) or record.get("format") != _JOURNAL_FORMAT:
                     continue
                 path = record["path"]
-                if path in asked and record["state"] == self._state(path):
+                if path in wanted and record["state"] == self._state(path):
                     error = record.get("error")
                     facts = record.get("facts", {})
                     facts["notes"] = tuple(facts.get("notes", ()))

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from summit_train.core.errors import UserError
 from summit_train.core.own_parts import OwnPart
-from summit_train.data.batches.loader import Batches, MicroBatch, TrainingClips, training_batches
+from summit_train.data.batches.loader import Batches, MicroBatch, TrainingClips
 from summit_train.data.batches.order import Classes, Order
 from summit_train.data.batches.spans import SpanStore
 from summit_train.data.batches.stores import open_store
@@ -62,11 +62,11 @@ class Dataset:
         return np.arange(rank, len(self), ranks)
 
     def training_batches(self, order: Order, rank: int, ranks: int, steps: range) -> Batches[MicroBatch]:
-        """Return a rank's micro-batches of `steps`; see `loader.training_batches`. Close them after use."""
-        return training_batches(self._reader(order.seed), self._balanced(order), rank, ranks, steps)
+        """Return a rank's micro-batches of `steps`; see `TrainingClips.batches`."""
+        return self._reader(order.seed).batches(self._balanced(order), rank, ranks, steps)
 
     def training_clips(self, order: Order, epoch: int) -> tuple[TrainingClips, dict[int, Draw]]:
-        """Return what reads single clips as training does, and the first draw of each that an epoch, from 0, takes."""
+        """Return the reader of single training clips, and the first draw of each clip in an epoch, from 0."""
         read = self._reader(order.seed)
         order = self._balanced(order)
         numbers = order.step_numbers_per_epoch or order.steps_per_epoch

@@ -1,4 +1,4 @@
-"""From a clip of a list to arrays: which frames, which views, their pixels, and what an annotation says of them.
+"""From a clip of a list to arrays: its frames, its views, their pixels, and its boxes in them.
 
 What is drawn for training is a function of a key, (seed, epoch, clip), and of nothing else: not of the rank or the
 worker that reads the clip.
@@ -7,7 +7,6 @@ worker that reads the clip.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -16,22 +15,14 @@ from numpy.typing import NDArray
 from summit_train.core import rng
 from summit_train.data.manifest import Manifest
 from summit_train.data.video.augment import View, train_frames, train_view
-from summit_train.data.video.clips import ChooseAgain, Frames, Numbers, OpenClip
+from summit_train.data.video.clips import ChooseAgain, Numbers, OpenClip
+from summit_train.data.video.render import Frames
 from summit_train.spec import DataSpec
 
 Sample = Callable[[int], Numbers]  # from a number of frames to those of K clips, int64 (K, T), in order of playing
 Crop = Callable[[int, int], Sequence[View]]  # from a frame's width and height to C views whose crops have one size
 Targets = list[list[NDArray[np.float32]]]  # boxes as Boxes.targets gives them, [view][frame]; [] without
 Draw = tuple[int, ...]  # (epoch, clip), with data.balance: classes (epoch, clip, step, virtual GPU, place)
-
-
-@dataclass(frozen=True)
-class Variation:
-    """Varies the pixels of a view by a generator. purpose, numbers: of its key, see `rng.key`."""
-
-    vary: Callable[[Frames, np.random.Generator], Frames]
-    purpose: str
-    numbers: tuple[int, ...] = ()
 
 
 class Store(Protocol):
@@ -59,7 +50,7 @@ class Decoded(NamedTuple):
     size: tuple[int, int]
 
     def targets(self, manifest: Manifest, clip: int) -> Targets:
-        """Return what the views show of a clip's boxes; nothing of a list without any. Raises DecodeError."""
+        """Return a clip's boxes in each view; nothing for a list without boxes. Raises DecodeError."""
         if (boxes := manifest.boxes) is None:
             return []
         boxes.check(clip, manifest.path(clip), manifest.clip(clip).span.start + self.num_frames, *self.size)
@@ -103,22 +94,14 @@ def read_training_clip(data: DataSpec, store: Store, clip: int, seed: int, drawn
         return train_frames(data.sampling, num_frames, data.num_frames, data.frame_stride, generator)[None]
 
     def crop(width: int, height: int) -> list[View]:
-        return [train_view(data, width, height, rng.key(seed, "augment", *key)) for key in _keys(data.repeats, drawn)]
+        keys = draws_of_views(data.repeats, drawn)
+        return [train_view(data, width, height, rng.key(seed, "augment", *key)) for key in keys]
 
     return read_clip(store, clip, sample, crop)
 
 
-def varied(pixels: Frames, variations: Sequence[Variation], seed: int, drawn: Draw) -> Frames:
-    """Return the views (repeats, T, H, W, C) of a training clip after the variations, each view by its own draws."""
-    keys = _keys(len(pixels), drawn)
-    for variation in variations:
-        generators = [rng.key(seed, variation.purpose, *variation.numbers, *key) for key in keys]
-        pixels = np.stack([variation.vary(view, generator) for view, generator in zip(pixels, generators, strict=True)])
-    return pixels
-
-
-def _keys(repeats: int, drawn: Draw) -> list[Draw]:
-    """Return the key of each view; the first has that of a clip that is not repeated."""
+def draws_of_views(repeats: int, drawn: Draw) -> list[Draw]:
+    """Return the key of each view of a clip; the first has that of a clip that is not repeated."""
     return [drawn, *((*drawn, repeat) for repeat in range(1, repeats))]
 
 

@@ -140,7 +140,8 @@ class Thing:
         colour: tuple[int, int, int] | None = None,
         shape: str | None = None,
     ) -> None:
-        self.radius, self.shape = radius, shape or SHAPES[generator.integers(len(SHAPES))]
+        self.radius = radius
+        self.shape = shape or SHAPES[generator.integers(len(SHAPES))]
         self.angle = generator.uniform(0, 2 * math.pi)
         self.colours = generator.uniform(0, 255, (2, 3))
         if colour is not None:

@@ -126,7 +126,7 @@ class Evaluation:
 def build_scorer(
     spec: Spec, dataset: Dataset, world: World, device: torch.device, stop: StopRequest
 ) -> VideoScorer[Scored]:
-    """Return what scores the videos of a data set for the spec's task."""
+    """Build the scorer of the spec's task for a data set."""
     if spec.task == "detection":
         from summit_train.tasks.detection.scoring import DetectionScorer
 

@@ -132,7 +132,7 @@ class Measures:
 
 
 def interval(top1: float, videos: int) -> tuple[float, float]:
-    """Return the 95 % interval, percent, of an accuracy in percent over so many independent videos (Wilson, 1927)."""
+    """Return the 95 % interval, percent, of an accuracy in percent over independent videos (Wilson, 1927)."""
     right = top1 / 100
     spread = _Z**2 / videos
     middle = right + spread / 2

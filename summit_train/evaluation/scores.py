@@ -85,7 +85,7 @@ class Scores:
         return self
 
     def right(self, k: int) -> NDArray[np.bool_]:
-        """Return whether each video's label is among its k highest scores, (V,), equal ones in the order of classes."""
+        """Mark the videos whose label is among their k highest scores, (V,); equal ones in the order of classes."""
         label_scores = np.take_along_axis(self.scores, self.labels[:, None], axis=1)
         classes = np.arange(self.scores.shape[1])[None, :]
         is_tie = (self.scores == label_scores) & (classes < self.labels[:, None])

@@ -108,7 +108,7 @@ def _listing(word: str, trained: Trained, tell: Tell, *, use_labels: bool) -> Vi
 
 
 def _differing(manifest: Manifest, trained: Trained) -> str:
-    """Return how a manifest's classes differ from the network's, nothing where they do not."""
+    """Describe a difference between a manifest's classes and the network's; empty without one."""
     num_classes = trained.spec.model.num_classes
     largest = manifest.num_labels - 1
     if trained.spec.loss.base == "softmax" and (several := manifest.not_single()) is not None:

@@ -100,7 +100,7 @@ class Schedule:
     def check(self) -> str | None:
         """Try a decay of the user's own; return a digest of its LRs, which all ranks must share, or None.
 
-        Raises UserError where it is no function of its input, or returns no LR.
+        Raises UserError where it depends on more than its input, or does not return an LR.
         """
         if not isinstance(self.decay, OwnPart):
             return None

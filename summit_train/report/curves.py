@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
@@ -38,6 +40,12 @@ from summit_train.report.tables import MOST_CLASSES, machine_of, views_of
 TWICE = "Thin: every step. Thick: moving mean."
 # Line styles of the accuracies: of training, validation in training, final evaluation.
 KINDS: tuple[dict[str, Any], ...] = ({"linewidth": 1.0}, {"marker": "o", "markersize": 4.0}, {"linestyle": "--"})
+
+
+_MOST_CELLS = 300  # of an axis; of more, each cell shows the slowest of several
+_MOST_NAMED = 6
+_DARKEST = 2.0  # times the median
+_MARK: dict[str, Any] = {"marker": ">", "markersize": 8, "markeredgecolor": "white", "linestyle": "none"}
 
 
 class Canvas:
@@ -255,6 +263,62 @@ def classes(runs: Sequence[RunRecord]) -> Picture | None:
     return canvas.picture("Classes", f"{each} Sorted by the last, lowest first.{some}")
 
 
+def ranks(runs: Sequence[RunRecord]) -> Picture | None:
+    """Draw each rank's own time over the median of the ranks, by window, and mark those that were named as slow.
+
+    Of several runs there is none, and of a run of fewer than three ranks, or of less than a window.
+    """
+    if len(runs) > 1 or not runs[0].log.rank_times:
+        return None
+    [run] = runs
+    canvas = Canvas([run], "rank")
+    num_ranks = _num_ranks(run)
+    edges, ratios = _cells(run)
+    colours = LinearSegmentedColormap.from_list("slow", ["#ffffff", PALETTE[1], "#5c2a00"])
+    rows = np.linspace(-0.5, num_ranks - 0.5, len(ratios) + 1)
+    x = canvas.positions(run, edges)
+    mesh = canvas.axes.pcolormesh(x, rows, ratios, cmap=colours, vmin=1, vmax=_DARKEST, rasterized=True)
+    canvas.figure.colorbar(mesh, ax=canvas.axes, extend="max", ticks=[1, 1.3, 1.6, 2]).set_label("times the median")
+    named = {slow.rank: slow for slow in run.log.slow_ranks if slow.rank < num_ranks}  # again after a resume
+    for slow in named.values():
+        canvas.axes.plot(canvas.positions(run, [slow.step]), [slow.rank], clip_on=False, color=PALETTE[0], **_MARK)
+    for slow in list(named.values())[:_MOST_NAMED]:
+        label = f"rank {slow.rank} on {slow.host}: {slow.part.replace('_', ' ')}, named at step {slow.step:,}"
+        canvas.entries.append((Line2D([], [], color=PALETTE[0], **_MARK), label))
+    if (more := len(named) - _MOST_NAMED) > 0:
+        canvas.entries.append((Line2D([], [], color=PALETTE[0], **_MARK), f"{more:,} more"))
+    canvas.axes.grid(visible=False)
+    canvas.axes.set_ylim(rows[0], rows[-1])
+    canvas.axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+    own = "Own time of each rank: data wait, forward, backward and update, without the wait for others."
+    return canvas.picture("Ranks", own)
+
+
+def _num_ranks(run: RunRecord) -> int:
+    return max(len(one.compute_s) for one in run.log.rank_times)
+
+
+def _cells(run: RunRecord) -> tuple[list[int], Floats]:
+    """Return the edges of the windows, in steps, and the ratios to the median, (ranks, windows)."""
+    steps = [one.step for one in run.log.rank_times]
+    num_ranks = _num_ranks(run)
+    ratios = np.full((num_ranks, len(steps)), np.nan)  # a run that was resumed may have had fewer ranks
+    for i, one in enumerate(run.log.rank_times):
+        own = np.array([sum(parts) for parts in zip(one.compute_s, one.data_wait_s, strict=False)])
+        if middle := np.median(own):
+            ratios[: len(own), i] = own / middle
+    length = min((b - a for a, b in pairwise(steps)), default=steps[0])
+    starts = _starts(len(steps))
+    ratios = np.fmax.reduceat(np.fmax.reduceat(ratios, starts, axis=1), _starts(num_ranks), axis=0)
+    return [max(0, steps[0] - length), *(steps[start - 1] for start in starts[1:]), steps[-1]], ratios
+
+
+def _starts(count: int) -> Sequence[int]:
+    """Return the first index of each of at most _MOST_CELLS cells."""
+    cells = min(count, _MOST_CELLS)
+    return [cell * count // cells for cell in range(cells)]
+
+
 def wait_share(step: StepRecord) -> float:
     """Return the wait for data, in percent of the step."""
     return 100 * step.data_wait_s / step.step_s if step.step_s > 0 else np.nan
@@ -283,6 +347,7 @@ FIGURES: tuple[Callable[[Sequence[RunRecord]], Picture | None], ...] = (
     trust_ratios,
     observed_picture,
     classes,
+    ranks,
 )  # fmt: skip
 
 

@@ -15,8 +15,8 @@ from summit_train.core.errors import UserError
 from summit_train.data.dataset import Dataset
 from summit_train.data.loading import Crop, Sample, Store, read_clip
 from summit_train.data.manifest.clip import Clip
-from summit_train.data.video.clips import Frames
 from summit_train.data.video.encode import jpeg
+from summit_train.data.video.render import Frames
 from summit_train.report.records import RunRecord
 from summit_train.spec import spec_from_values
 

@@ -67,7 +67,7 @@ def restarts(run_path: Path) -> list[str]:
 
 
 def time_spent(run: RunRecord) -> TimeSpent | None:
-    """Return where the time went; None without a step, and for a run with records of before they had a time."""
+    """Add up the seconds by kind; None without a step, and for a log of a version that wrote no times."""
     log = [record for record in run.log.records if not isinstance(record, DoneRecord | LogLostRecord)]
     while log and isinstance(log[-1], StartRecord):  # such as that of a job that only evaluates
         log.pop()
@@ -101,7 +101,7 @@ def time_spent(run: RunRecord) -> TimeSpent | None:
 
 
 def goodput_values(run_path: Path) -> dict[str, Any]:
-    """Return what eval.json says of a run's time, in seconds; {} where it is not known."""
+    """Return the goodput and the seconds by kind for eval.json; {} where they are not known."""
     spent = time_spent(RunRecord(run_path)) if (run_path / "metrics.jsonl").exists() else None
     if spent is None:
         return {}

@@ -66,7 +66,7 @@ def measurements(run: RunRecord) -> list[tuple[int, float, float]]:
 
 
 def noise_section(run: RunRecord) -> dict[str, Any] | None:
-    """Return what the report shows of the noise scale; None where it was not measured.
+    """Return the noise scale for the page; None where it was not measured.
 
     whole, parts: Measured, over all steps and over the quarters of the run. batches: rows of `batch_rows`.
     """

@@ -80,7 +80,7 @@ def _kinds(runs: Sequence[Observed]) -> list[tuple[Line2D, str]]:
 
 
 def _observed_caption(runs: Sequence[Observed]) -> str:
-    """Return what is drawn, as exactly as the runs agree on it."""
+    """Describe the curves, as exactly as the runs agree on them."""
     frames, videos = ({getattr(run, key) for run in runs} for key in ("frames", "videos"))
     of = f"{frames.pop()}" if len(frames) == 1 else "T"
     count = f" {counted(videos.pop(), 'video')}." if len(videos) == 1 and None not in videos else ""

@@ -22,7 +22,7 @@ _HEIGHT = 4.6
 
 @dataclass
 class RunCurves:
-    """What the overlay shows of a run: at most 1,500 points, as the records of hundreds of long runs fit in no memory.
+    """The curves of a run in at most 1,500 points, as the records of hundreds of long runs fit in no memory.
 
     main: the measure. losses, accuracies: (steps, values), of training and of validation. mean: of the final
     evaluation. result: the mean, or in brackets the last validation. score: by which the best runs come first.

@@ -21,7 +21,6 @@ from summit_train.report.curves import pictures
 from summit_train.report.goodput import goodput_rows, restarts, time_spent
 from summit_train.report.mistakes import read_mistakes
 from summit_train.report.noise import noise_section
-from summit_train.report.rank_times import rank_times_picture
 from summit_train.report.records import RunRecord, read_runs
 
 if TYPE_CHECKING:
@@ -40,7 +39,7 @@ def write_report(run_dirs: Sequence[str | Path], out: str | Path) -> Path:
 def write_page(path: Path, page: str) -> None:
     """Write a page whole or not at all. A surrogate, as in a file name outside UTF-8, becomes a question mark.
 
-    Raises UserError where `path` is a file that is no page.
+    Raises UserError where `path` is another file than a page.
     """
     if path.exists() and not path.is_file():
         raise UserError(f"{path}: is not a regular file; give the name of an HTML file, such as report.html")
@@ -51,19 +50,19 @@ def write_page(path: Path, page: str) -> None:
 
 
 def environment() -> jinja2.Environment:
-    """Return what renders the templates of this package. Every text is escaped."""
+    """Return the environment of this package's templates. Every text is escaped."""
     loader = jinja2.ChoiceLoader([jinja2.PackageLoader("summit_train", folder) for folder in ("report", "tasks")])
     strict = jinja2.StrictUndefined
     pages = jinja2.Environment(loader=loader, autoescape=True, undefined=strict, trim_blocks=True, lstrip_blocks=True)
     pages.filters.update(percent=percent, show=show, duration=duration, counted=counted)
     read = (read_confusion, read_precisions, read_mistakes, read_section, noise_section, time_spent)
-    shown = (pictures, rank_times_picture, goodput_rows, restarts)
+    shown = (pictures, goodput_rows, restarts)
     pages.globals.update({function.__name__: function for function in (*read, *shown)}, tables=tables)
     return pages
 
 
 def read_section(run: RunRecord) -> DetectionSection | None:
-    """Return what the run's task adds to its page, None for nothing."""
+    """Read the section that the run's task adds to its page; None without one."""
     if run.spec.get("task") != "detection":
         return None
     from summit_train.tasks.detection import section

@@ -128,7 +128,7 @@ class RunRecord:
 
     @property
     def is_done(self) -> bool:
-        """Return whether the final evaluation covers the last step: `eval` during training writes eval.json, too."""
+        """True if the final evaluation covers the last step: `eval` during training writes eval.json, too."""
         total = number(self.plan.get("total_steps")) if self.log.early_stop is None else self.log.early_stop.step
         scored = [score.step for score in self.final.checkpoints if score.step is not None] if self.final else []
         return total is not None and bool(scored) and max(scored) >= total

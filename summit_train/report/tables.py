@@ -64,7 +64,7 @@ def _scale(run: RunRecord) -> str:
 
 
 def notes_of(run: RunRecord) -> list[str]:
-    """Return what limits the numbers: missing files, unread lines, an unfinished run, classes without clips."""
+    """List what limits the numbers: missing files, unread lines, an unfinished run, classes without clips."""
     notes = [f"{name} is missing{CONSEQUENCES.get(name, '')}" for name in run.missing]
     notes += run.notes
     total = number(run.plan.get("total_steps"))
@@ -109,7 +109,7 @@ def notes_of(run: RunRecord) -> list[str]:
 
 
 def _averaging_notes(run: RunRecord) -> list[str]:
-    """Return what the averages of the learners took, and what became of a batch that may grow."""
+    """Note the cost of averaging the learners, and the sizes of a batch that may grow."""
     notes = []
     if run.log.averages:
         seconds = sum(one.seconds for one in run.log.averages)
@@ -169,7 +169,7 @@ def views_of(final: FinalEval) -> str:
 
 
 def remarks_of(run: RunRecord) -> list[str]:
-    """Return what the table of the run's own evaluation does not say: its limits, and the best validation."""
+    """List remarks on the final evaluation: its uncertainty, its checkpoints, and the best validation."""
     remarks = list[str]()
     wanted = number(run.setting("evaluate", "last_checkpoints"))
     if run.final is not None:
@@ -191,7 +191,7 @@ def remarks_of(run: RunRecord) -> list[str]:
 
 
 def differences_of(result: FinalEval, run: RunRecord) -> str:
-    """Return what an evaluation differs in from its run's own."""
+    """List the keys and checkpoints in which an evaluation differs from the final one."""
     keys = [f"{key}={show(value)}" for key, value in result.overrides.items()]
     return ", ".join([*keys, *_earlier(run, result)]) or NONE
 

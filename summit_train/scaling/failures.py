@@ -44,7 +44,7 @@ class Losses:
 
 
 def losses(job: ScaledJob, found: Forecast) -> Losses:
-    """Return what failures cost a job."""
+    """Estimate the cost of failures for a job."""
     rates = job.machine.failures
     spec = job.spec
     size = checkpoint_bytes(spec, count_network(spec), job.virtual_gpus or job.gpus)

@@ -61,7 +61,7 @@ class Rate(Section):
 
 
 class Compute(Section):
-    """What a GPU does alone."""
+    """The speed of one GPU, without communication."""
 
     step_overhead_s: Seconds = 0.0  # of every forward and backward pass, whatever its clips
     straggler_cv: Seconds = 0.0  # deviation of a rank's time for one pass, as a part of that time

@@ -87,7 +87,7 @@ _FOREIGN = Architecture("a network of your own", (), norm_ends_branch=False)
 
 
 def is_foreign(arch: str) -> bool:
-    """Return whether `arch` is `package.module:callable` or `FILE.py:callable`, not a name of the list."""
+    """Tell `package.module:callable` and `FILE.py:callable` from the names of the list."""
     return ":" in arch
 
 
@@ -111,7 +111,7 @@ FLOW_ZERO = 128
 
 @dataclass(frozen=True)
 class Modality:
-    """What one frame of a clip holds. mean, std: of each channel, in units of the uint8 values 0 .. 255.
+    """The content of one frame of a clip. mean, std: of each channel, in units of the uint8 values 0 .. 255.
 
     crop_scales: sides of the multi-scale crop, as parts of a frame's shorter side, where the spec has none.
     """

@@ -1,6 +1,6 @@
 """Which keys must be equal: for a checkpoint, for the ranks of one run, and for the scores of a checkpoint.
 
-The marks beside the keys decide it (`Scope`).
+The marks of the keys decide it (`Scope`).
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ def rank_keys(spec: Spec) -> dict[str, Any]:
 
 
 def changes_scores(spec: Spec, key: str) -> bool:
-    """Return whether another value of a key, `section.key`, can change the scores of a checkpoint."""
+    """Check whether another value of a key, `section.key`, can change the scores of a checkpoint."""
     scope = _known(spec, key).scope
     return Scope.SCORES in scope or (Scope.PRECISE_BN in scope and spec.evaluate.precise_bn > 0)
 
 
 def experiment_keys(spec: Spec) -> dict[str, Any]:
-    """Return what makes a spec another experiment, as flat `section.key: value`, in the form that checkpoints have."""
+    """Return the keys that define an experiment, as flat `section.key: value`, in the form that checkpoints have."""
     values = spec.model_dump(mode="json")
     if spec.data.built_in_augment == "rand_augment":  # null is its defaults
         values["data"]["rand_augment"] = spec.data.rand_augment_settings.model_dump(mode="json")

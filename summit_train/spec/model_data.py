@@ -44,7 +44,7 @@ _IF_NO_ADAPTER = ReadWith("adapter", "none", "the others learn their positions")
 
 
 class NetworkSpec(Section):
-    """What a network is; in a spec, a part of `model`."""
+    """The definition of a network; in a spec, a part of `model`."""
 
     arch: ArchName
     """tsn is the 2D network, tsm adds the temporal shift, the I3Ds inflate 2D kernels in time, trn relates the frames
@@ -280,7 +280,7 @@ class DataSpec(Section):
 
     @property
     def input(self) -> Modality:
-        """Return what a frame of a clip holds."""
+        """Return the content of a clip's frames."""
         return RGB if self.modality == "rgb" else flow(self.flow_length)
 
     @property

@@ -302,7 +302,7 @@ def parse_mapping(text: str, name: str) -> Tree:
 
 
 def _load(text: str, complaint: Callable[[int], str]) -> tuple[yaml.Node | None, Any]:
-    """Return the one document in `text` as nodes, which know their lines, and values. complaint: begins a UserError."""
+    """Parse the document in `text` into nodes, which know their lines, and values. complaint: begins a UserError."""
     try:
         loader = _SpecLoader(text)
         node = loader.get_single_node()

@@ -1,4 +1,4 @@
-"""The types of keys, the marks beside them, and the validation of a section, which names every mistake at its line."""
+"""The types of keys, their marks, and the validation of a section, which names every mistake at its line."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ class Section(BaseModel):
 
 @dataclass(frozen=True)
 class Named:
-    """Of a text: one of the names, or the place of a callable; `~` and $NAME in the path of a file are expanded."""
+    """A text that is one of the names, or names a callable; `~` and $NAME in the path of a file are expanded."""
 
     names: tuple[str, ...] = ()
 

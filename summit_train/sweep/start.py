@@ -166,7 +166,7 @@ def _job_table(site: Site, jobs: SweepJobs) -> TextTable:
 
 
 def planned_jobs(sweep: Sweep, site: Site, planned: Sequence[PlannedRun]) -> list[str | TextTable]:
-    """Return what the jobs cost at most, where output would go, and the first one's script, or why there is none."""
+    """List the cost limit of the jobs, the files of their output, and the first script, or why there is none."""
     jobs = sweep_jobs(sweep, site, planned)
     first = "the script" if len(jobs) == 1 else f"the script of the first of {len(jobs)} jobs"
     try:
@@ -188,7 +188,7 @@ def submit_runs(sweep: Sweep, site: Site, planned: Sequence[PlannedRun], jobs: J
         for i, (job, runs) in enumerate(to_submit):
             cost = runs[0].cost
             folder = sweep.folder.absolute() / "job" if job.is_array else None
-            script = write_job(site, job, [run.spec for run in runs], folder)
+            script = write_job(site, job, render(site, job), [run.spec for run in runs], folder)
             # Jobs that are not an array keep the cap by waiting: job i for job i - at_once.
             after = last[i - sweep.at_once] if sweep.at_once and i >= sweep.at_once else None
             ids = chain(site, job, script, cost.jobs if cost and not job.is_array else 1, after)
@@ -211,7 +211,8 @@ def run_here(sweep: Sweep, site: Site, planned: Sequence[PlannedRun], jobs: Jobs
         say(f"[{i}/{len(runs)}] {run.name}: {counted(run.plan.total_steps, 'step')}, {counted(run.plan.ranks, 'rank')}")
         start = time.monotonic()
         job = Job(run.name, (run.spec.run_path.absolute(),), 1, site.default_walltime)
-        script = write_job(site.model_copy(update={"ranks_per_node": run.plan.ranks}), job, [run.spec])
+        site_of_run = site.model_copy(update={"ranks_per_node": run.plan.ranks})
+        script = write_job(site_of_run, job, render(site_of_run, job), [run.spec])
         alone = [sys.executable, "-m", "summit_train", "train", str(script.with_name("spec.yaml"))]
         write_text(script.with_name(STARTED), "")
         # One rank needs no MPI, and so not the script.

@@ -121,7 +121,7 @@ def read_jobs(sweep: Sweep, site: Site | None, warn: Callable[[str], None]) -> d
 
 
 def _last_job(jobs: Sequence[tuple[str, str]]) -> tuple[str, str]:
-    """Return that (id, state) of a run's jobs which waits or runs, else the last that may, else the last."""
+    """Choose the (id, state) of a run's job: one that waits or runs, else the last that may, else the last."""
     there = [job for job in jobs if job[1] in ("running", "queued")]
     return there[0] if there else ([job for job in jobs if job[1] == "unknown"] or jobs)[-1]
 
@@ -134,10 +134,10 @@ def read_rows(sweep: Sweep, jobs: Mapping[str, tuple[str, str]] | None = None) -
         batch = scale.gpus and scale.gpus * scale.clips_per_gpu
         job, job_state = (jobs or {}).get(run.name, (None, None))
         try:
-            found = RunRecord(run.spec.run_path)
+            record = RunRecord(run.spec.run_path)
         except UserError:
-            found = None  # nothing there, or only the files of a submission
-        state, note = _state(run, found, job_state)
+            record = None  # nothing there, or only the files of a submission
+        state, note = _state(run, record, job_state)
         row = SweepRow(
             name=run.name,
             curve=run.curve,
@@ -156,59 +156,59 @@ def read_rows(sweep: Sweep, jobs: Mapping[str, tuple[str, str]] | None = None) -
             row.add_note(counted(len(again), "restart"))
         for measure in sweep.measures.every:
             row.set(measure.key, None)
-        if found:
-            _add_results(row, found)
+        if record:
+            _add_results(row, record)
         rows.append(row)
     return rows
 
 
-def _add_results(row: SweepRow, found: RunRecord) -> None:
-    log = found.log
-    for key in set(_PLANNED) & set(found.plan):
-        row.set(key, found.plan[key])
+def _add_results(row: SweepRow, record: RunRecord) -> None:
+    log = record.log
+    for key in set(_PLANNED) & set(record.plan):
+        row.set(key, record.plan[key])
     row.step = log.last_step
-    row.machine = machine_of(found.environment)
+    row.machine = machine_of(record.environment)
     row.training_top1, _ = _mean_std([step.top1 for step in log.steps if step.epoch == log.steps[-1].epoch])
     if log.seconds:
         row.seconds = log.seconds
         row.node_hours = row.nodes and row.nodes * log.seconds / 3600
-    for key in (measure.key for measure in found.measures.every):
-        if found.final:
-            row.set(key, found.final.of(f"{key}_mean"))
+    for key in (measure.key for measure in record.measures.every):
+        if record.final:
+            row.set(key, record.final.of(f"{key}_mean"))
         elif log.evals:
             row.set(key, log.evals[-1].of(key))
-    row.final = found.final is not None
-    row.set(f"{found.measures.main.key}_std", found.final and found.final.of(f"{found.measures.main.key}_std"))
-    row.videos = found.final.videos if found.final else None
-    if pairs := [pair for _, *pair in measurements(found)]:
+    row.final = record.final is not None
+    row.set(f"{record.measures.main.key}_std", record.final and record.final.of(f"{record.measures.main.key}_std"))
+    row.videos = record.final.videos if record.final else None
+    if pairs := [pair for _, *pair in measurements(record)]:
         noise = pooled(pairs)
         row.noise_scale = noise.value
         row.noise_scale_error = noise.error
         row.gradient_square, row.gradient_variance = map(fmean, zip(*pairs, strict=True))
 
 
-def _state(run: SweepRun, found: RunRecord | None, job_state: str | None) -> tuple[str, str]:
+def _state(run: SweepRun, record: RunRecord | None, job_state: str | None) -> tuple[str, str]:
     """Return (state, note). A run that is done stays done, whatever the scheduler says of its job."""
     path = run.spec.run_path
-    if found:
-        if difference := _difference(run, found):
+    if record:
+        if difference := _difference(run, record):
             return "changed", difference
-        if found.is_done:
+        if record.is_done:
             return "done", ""
     if job_state in ("running", "queued", "unknown"):
         return job_state, ""
     if is_locked(path / "lock"):
         return "running", ""
     # A run that fails at once leaves nothing else.
-    if found or job_state or (path / "job" / STARTED).exists():
+    if record or job_state or (path / "job" / STARTED).exists():
         return "failed", "stopped on request" if (path / "stopped").exists() else ""
     return "missing", ""
 
 
-def _difference(run: SweepRun, found: RunRecord) -> str:
+def _difference(run: SweepRun, record: RunRecord) -> str:
     """Name the keys of the experiment that differ between run and sweep; empty if the run's spec cannot be read."""
     try:
-        begun = experiment_keys(spec_from_values(dict(found.spec), str(found.path / "spec.yaml")))
+        begun = experiment_keys(spec_from_values(dict(record.spec), str(record.path / "spec.yaml")))
     except UserError:
         return ""
     # A key on one side only follows from another one that differs: evaluate.every_epochs from grow_batch.
@@ -286,7 +286,7 @@ def _noise_scale(rows: Sequence[SweepRow]) -> Measured | None:
 
 
 def has_repeats(points: Sequence[Point]) -> bool:
-    """Return whether some runs differ in nothing but their seed and their fold."""
+    """True if some runs differ in nothing but their seed and their fold."""
     return any(point["runs"] > 1 for point in points)
 
 

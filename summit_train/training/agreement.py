@@ -1,4 +1,4 @@
-"""What must be equal: on all ranks of a run, and in a run and the checkpoint that it resumes from."""
+"""Compare what must be equal: on all ranks of a run, and in a run and the checkpoint that it resumes from."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _CODE = "summit_train (digest of the code)"
 
 @dataclass(frozen=True)
 class Identity:
-    """What must be equal, by kind: keys of the spec, digests of lists of clips, versions and digests of code.
+    """Values that must be equal, by kind: keys of the spec, digests of lists of clips, versions and digests of code.
 
     The names are for people and files; no meaning is read from their text. The digest None is that of no list.
     """
@@ -68,7 +68,7 @@ def check_agreement(
 
 
 def identity(spec: Spec, datasets: Mapping[str, Dataset], network: VideoNetwork, digest: str | None = None) -> Identity:
-    """Return what must be equal on all ranks of a run, the most telling first. digest: of the code, where known."""
+    """Return values that must be equal on all ranks of a run, the most telling first. digest: of the code, if known."""
     lists = {f"data.{name} (fingerprint)": dataset.manifest.fingerprint() for name, dataset in datasets.items()}
     shapes = repr([(name, tuple(value.shape), value.dtype) for name, value in network.state_dict().items()])
     code = {
@@ -91,7 +91,7 @@ def code_digest(package: Path) -> str:
 
 
 def experiment_of(spec: Spec, plan: Plan, train: Dataset | None, model: VideoNetwork) -> Identity:
-    """Return what must be equal for one run to resume from another's checkpoint.
+    """Return the values that must be equal for one run to resume from another's checkpoint.
 
     The number of ranks is not part of it, nor where the data are, nor what only changes the speed. train: None where
     the list of the clips is missing; its fingerprint is then left out.

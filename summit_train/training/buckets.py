@@ -11,7 +11,7 @@ LAST_BUCKET_BYTES = 2**20
 
 
 def bucket_counts(sizes: Sequence[int]) -> list[int]:
-    """Return how many gradients of these sizes in bytes each bucket holds, in their order.
+    """Return the number of gradients in each bucket. sizes: of the gradients in bytes, in their order.
 
     A bucket has at most BUCKET_BYTES, the last one LAST_BUCKET_BYTES, or one larger gradient.
     """

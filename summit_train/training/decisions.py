@@ -1,4 +1,4 @@
-"""What validations decide: which checkpoint is the best, when training ends, and how large a learner's batch is."""
+"""Decide by validations: which checkpoint is the best, when training ends, and how large a learner's batch is."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class GrowthDecision:
 
 @dataclass(frozen=True)
 class Decided:
-    """What one validation decides. growth: None if no decision was due, or the accuracy is unknown."""
+    """Decisions of one validation. growth: None if no decision was due, or the accuracy is unknown."""
 
     is_best: bool
     stops: bool = False
@@ -60,7 +60,7 @@ class Decisions:
 
     The comparison is strict, and the first decision never grows the batch. The learning rate stays.
 
-    best_step: 0 if there is no best checkpoint. stop_best_epoch: the epoch of the best validation, 0 if no value is
+    best_step: 0 without a best checkpoint. stop_best_epoch: the epoch of the best validation, 0 if no value is
     known. line: the step at which the run's line of checkpoints begins; the checkpoint of that step belongs to the
     previous line, so it is not the best of this one. own_measures: a digest of each measure of the user's own, by name.
     """

@@ -1,4 +1,4 @@
-"""What a run records of its steps: each one's numbers, a step late, and on request what the ranks did in it."""
+"""Record the steps of a run: each one's numbers, a step late, and on request a trace of the ranks."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ _OPEN_FILES = 100  # of a rank besides its workers: libraries, logs
 
 
 class Rank(NamedTuple):
-    """What a rank needs to build a run.
+    """The context of a rank that builds a run.
 
     network: the spec's initial one, on `device`. lock: rank 0's of the run folder, checked at each checkpoint.
     """
@@ -129,7 +129,7 @@ class Run:
         self.bad_clips.forget_after(self.start_step)
 
     def is_checkpoint_due(self) -> bool:
-        """Return whether rank 0 asks for a checkpoint: by time, or because the last one could not be written.
+        """Check that rank 0 asks for a checkpoint: by time, or because the last one could not be written.
 
         The error of that one then ends all ranks in the next.
         """
@@ -192,7 +192,7 @@ class Run:
             self.world.from_first(lambda: found.write(checkpoint_path(self.spec.run_path, self._saved_step)))
 
     def saved_measures(self) -> Mapping[str, Any] | None:
-        """Return the measures beside the checkpoint that the run resumes from; None if they are of other code."""
+        """Return the measures of the checkpoint that the run resumes from; None if other code measured them."""
         found = Validation.read(checkpoint_path(self.spec.run_path, self.start_step))
         return found.measures if found is not None and found.own_measures == self.decisions.own_measures else None
 

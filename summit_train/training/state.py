@@ -1,4 +1,4 @@
-"""The state of a run in files beside its checkpoints: results of validations, the last --more-epochs, and --from."""
+"""The state of a run in files next to its checkpoints: results of validations, the last --more-epochs, and --from."""
 
 from __future__ import annotations
 

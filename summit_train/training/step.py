@@ -283,7 +283,7 @@ class TrainStep:
         return loss, correct
 
     def _row(self, loss: torch.Tensor, norm: torch.Tensor, skipped: torch.Tensor, requests: Requests) -> VoteRow:
-        """Return what this rank brings to the vote; norm: of the gradient, still scaled."""
+        """Return this rank's numbers for the vote. norm: of the gradient, still scaled."""
         scale = self.loss_scale.scale.double()
         return VoteRow(
             loss=loss,

@@ -44,7 +44,7 @@ def traced_steps(text: str | None, total_steps: int) -> range:
 
 
 def compare_clocks(world: World, now: Callable[[], float] = time.perf_counter) -> tuple[float, float]:
-    """Return what to add to this rank's clock for rank 0's, and how far off that may be, in seconds. Collective.
+    """Return the offset from this rank's clock to rank 0's, and its largest error, in seconds. Collective.
 
     Rank 0 reads its clock T after every rank has sent and before any receives, so each rank reads its own before (S)
     and after (R): S + offset <= T <= R + offset. Every round narrows the interval; its middle is the offset.
@@ -61,7 +61,7 @@ def compare_clocks(world: World, now: Callable[[], float] = time.perf_counter) -
 
 
 class Slice(NamedTuple):
-    """What a rank did from `start` to `end`, in seconds of rank 0's clock. thread: "phases", or a message's name."""
+    """A phase of a rank from `start` to `end`, in seconds of rank 0's clock. thread: "phases", or a message's name."""
 
     thread: str
     name: str
@@ -73,7 +73,7 @@ class Slice(NamedTuple):
 
 @dataclass(frozen=True)
 class RankTrace:
-    """What one rank has recorded. offset: added to its clock; error: of the offset; both in seconds."""
+    """The slices of one rank. offset: added to its clock; error: of the offset; both in seconds."""
 
     who: str
     offset: float

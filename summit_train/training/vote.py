@@ -15,7 +15,7 @@ from summit_train.training.timer import Mark
 
 
 class Requests(NamedTuple):
-    """What a rank brings to the vote besides its numbers: requests to stop or to save, and its wait for data."""
+    """A rank's part in the vote besides its numbers: requests to stop or to save, and its wait for data."""
 
     stop: bool = False
     checkpoint: bool = False
@@ -54,7 +54,7 @@ class VoteRow(NamedTuple):
 
 @dataclass(frozen=True)
 class Vote:
-    """What all ranks decide by after a step, the same numbers on each.
+    """Numbers by which all ranks decide after a step, the same on each.
 
     loss: mean over the global batch. top1: `num_correct` of the training batch, in percent. skipped: the gradient
     was not finite and no weight changed. broken: a loss or the gradient was not, and no loss scale explains it.

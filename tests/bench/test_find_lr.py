@@ -13,7 +13,7 @@ from summit_train.bench.find_lr import as_text, draw, suggestion
 from summit_train.data.video.encode import write_video
 from tests.conftest import WriteSpec
 from tests.runs import records
-from tests.worlds import Say, command, lines, refused, train
+from tests.worlds import Say, command, lines, train
 
 
 def _rows(losses: list[float]) -> list[dict[str, float]]:
@@ -105,12 +105,3 @@ def test_its_steps_and_the_time_left_are_said_and_its_rows_kept(
     said = [line for line in lines(err) if " steps, " in line]
     assert status == 0 and [line.split(",")[0] for line in said] == [f"{done}/18 steps" for done in range(1, 19)]
     assert said[-1] == "18/18 steps, 0 s left"
-
-
-def test_what_it_cannot_do_is_refused(write_spec: WriteSpec, say: Say) -> None:
-    spec = write_spec()
-    line = refused(say("bench", "lr", spec, "--steps", "17"))
-    right = "--steps must be at least 18, and --from below --to, got"
-    assert line == f"{right} 17, 1e-06 and 1; try the defaults"
-    assert refused(say("bench", "lr", spec, "--from", "1")) == f"{right} 100, 1 and 1; try the defaults"
-    assert refused(say("bench", "lr", spec, "--from", "0")) == "--from must be above 0 and finite, got 0"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from math import prod
-
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -11,7 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from summit_train.__main__ import main
 from summit_train.bench import peak
 from summit_train.bench.measure import in_turn, pair_ratios, spread, spread_text, training_multiply_adds
-from summit_train.bench.peak import SQUARES, measure_peak, network_shapes
+from summit_train.bench.peak import SIDES, measure_peak, peak_text
 from summit_train.models import build_model
 from tests.bench.conftest import SHORT, Bench
 from tests.conftest import WriteSpec
@@ -40,6 +38,12 @@ def test_rounds_go_forwards_and_backwards() -> None:
         ("step SPEC --synthetic --peak nan", "--peak must be above 0"),
         ("scaling SPEC", "data.train: missing.csv not found"),
         ("scaling SPEC --synthetic --ranks 2", "two or more numbers"),
+        (
+            "lr SPEC --steps 17",
+            "--steps must be at least 18, and --from below --to, got 17, 1e-06 and 1; try the defaults",
+        ),
+        ("lr SPEC --from 1", "--steps must be at least 18, and --from below --to, got 100, 1 and 1; try the defaults"),
+        ("lr SPEC --from 0", "--from must be above 0 and finite, got 0"),
         ("lr SPEC --out /dev/null/a.png", "--out /dev/null/a.png: cannot be written"),
         ("scaling SPEC --out a.png", "--out was removed; draw it by `python papers/figure3.py c --specs SPEC --out"),
         ("loader SPEC --clips 0", "--clips must be above 0"),
@@ -74,30 +78,25 @@ CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_the_peak_is_the_best_of_what_was_tried(precision: str) -> None:
+def test_squares_grow_until_one_takes_too_long(precision: str) -> None:
     before = torch.get_float32_matmul_precision()
-    tried = measure_peak(precision, CPU, [(300, 20, 40)], seconds=1e-9)
-    assert list(tried) == [(SQUARES[0],) * 3]  # all others would have taken too long
-    tried = measure_peak(precision, CPU, [(300, 20, 40)], seconds=1e-3)
-    assert (300, 20, 40) in tried
+    assert list(measure_peak(precision, CPU, seconds=1e-9)) == [SIDES[0]]
+    tried = measure_peak(precision, CPU, (16, 32), seconds=1e9)
+    assert list(tried) == [16, 32] and min(tried.values()) > 0
     assert torch.get_float32_matmul_precision() == before
 
 
-def test_the_networks_shapes_are_its_heaviest_convolutions() -> None:
-    network = counted("tsm")
-    shapes = network_shapes(network, clips=1, most=100)
-    assert (8 * 56 * 56, 64 * 9, 64) in shapes  # a 3 x 3 convolution of the first stage
-    assert sum(map(prod, set(shapes))) < network.multiply_adds
-    assert len(network_shapes(network, clips=1)) == 6
-    assert all(rows * max(inner, columns) <= 2**26 for rows, inner, columns in network_shapes(network, clips=64))
-
-
-def test_the_peak_is_measured_in_the_same_run(
+def test_the_peak_is_the_best_and_measured_in_the_same_run(
     write_spec: WriteSpec, bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(peak, "SQUARES", (64, 128))
+    monkeypatch.setattr(peak, "measure_peak", lambda precision, device: {64: 2e9, 128: 3e9, 256: 1e9})
     values = bench("step", str(write_spec(precision="bf16")), "--synthetic", *SHORT)
-    (found,) = values["peaks"]
-    assert found["precision"] == "bf16" and len(found["tried"]) > 2 and len(found["shape"]) == 3
-    best = max(found["tried"], key=lambda product: product["multiply_adds_per_second"])
-    assert (found["shape"], found["multiply_adds_per_second"]) == (best["shape"], best["multiply_adds_per_second"])
+    tried = [
+        {"shape": [side] * 3, "multiply_adds_per_second": rate} for side, rate in ((64, 2e9), (128, 3e9), (256, 1e9))
+    ]
+    best = {"precision": "bf16", "multiply_adds_per_second": 3e9, "shape": [128] * 3}
+    assert values["peaks"] == [best | {"tried": tried}]
+    assert peak_text(values["peaks"][0]) == (
+        "peak of all ranks, bf16: 3 G multiply-adds/s, the best of 3 matrix products (128 x 128 x 128), "
+        "measured in this run"
+    )

@@ -5,13 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from summit_train.__main__ import main
 from summit_train.bench import weak
 from summit_train.bench.allreduce import fits_of, row_of
 from summit_train.bench.command import BENCHES, finish
@@ -21,7 +19,7 @@ from summit_train.scaling.collectives import NoFit
 from summit_train.scaling.machines import load_machine
 from tests.bench.conftest import Bench
 from tests.conftest import WriteSpec
-from tests.worlds import ROOT, command, forked, lines, needs_ranks, succeed
+from tests.worlds import ROOT, command, lines, needs_ranks, succeed
 
 
 def _spec(clips_per_second: float, allreduce_s: float, compute_s: float) -> dict[str, Any]:
@@ -69,16 +67,8 @@ def test_a_start_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
         measure_ranks(["missing.yaml"], 1)
 
 
-def test_scaling_starts_its_ranks(write_spec: WriteSpec, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By mpirun, in whose place the test forks them, as importing torch takes longer than the steps."""
-
-    def answer(command: list[str], timeout: float, environment: dict[str, str]) -> Any:
-        ranks = int(command[command.index("-np") + 1]) if "-np" in command else 0
-        status, output = forked(ranks, partial(main, command[command.index("summit_train") + 1 :]))
-        assert status == 0 and environment["OMP_NUM_THREADS"] == "1", output
-        return json.loads(next(line for line in output.splitlines() if line.startswith("{")))
-
-    monkeypatch.setattr(weak, "answer", answer)
+@pytest.mark.usefixtures("forked_ranks")
+def test_scaling_starts_its_ranks(write_spec: WriteSpec, bench: Bench) -> None:
     words = ["scaling", str(write_spec()), "--ranks", "1,2", "--synthetic"]
     values = bench(*words, "--repeats", "1", "--steps", "1", "--warm-up", "1")
     (network,) = values["networks"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import pytest
 from summit_train.data.manifest import ManifestRow, write_manifest
 from summit_train.data.manifest.reading import read_rows
 from summit_train.data.motion import MotionSet, write_motion_set
-from tests.worlds import Say, refused
+from tests.worlds import Say, json_of, refused, stdout_of
 
 
 @pytest.fixture(scope="module")
@@ -29,22 +28,17 @@ def lists(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 def test_the_pairs_are_named_with_how_they_were_found(lists: tuple[Path, Path], say: Say) -> None:
-    status, out, _ = say("data", "compare", *lists, "--workers", 0, "--json")
-    found = json.loads(out)
-    assert status == 0 and found["clips"] == [5, 5]
+    found = json_of(say("data", "compare", *lists, "--workers", 0, "--json"))
     first, second = found["pairs"]
-    path = "videos/train_000000.mp4"
-    pair = {"a": {"path": path, "group": "g0"}, "b": {"path": path, "group": "g0"}}
-    assert first == {"by": "path", **pair}
+    clip = {"path": "videos/train_000000.mp4", "group": "g0"}
+    assert found["clips"] == [5, 5] and first == {"by": "path", "a": clip, "b": clip}
     assert (second["by"], second["a"]["group"], second["b"]) == ("sha256", "g1", {"path": "bytes.mp4"})
     assert [one["path"] for one in found["unreadable"]] == ["missing.mp4"]
 
 
 def test_the_text_counts_the_pairs_and_the_clips(lists: tuple[Path, Path], say: Say) -> None:
-    status, out, _ = say("data", "compare", *lists, "--workers", 0)
-    printed = out.splitlines()
-    assert status == 0 and printed[0].split() == ["A", "B", "by"]
-    assert printed[3:] == [
+    printed = stdout_of(say("data", "compare", *lists, "--workers", 0)).splitlines()
+    assert printed[0].split() == ["A", "B", "by"] and printed[3:] == [
         "2 pairs: 1 by path, 1 by SHA-256",
         f"{lists[0]}: 2 of 5 clips also in B",
         f"{lists[1]}: 2 of 5 clips also in A",
@@ -56,13 +50,11 @@ def test_the_text_counts_the_pairs_and_the_clips(lists: tuple[Path, Path], say: 
 def test_one_list_is_searched_for_clips_that_it_has_twice(lists: tuple[Path, Path], say: Say, times: int) -> None:
     both = lists[0].with_name("both.csv")
     write_manifest(both, [row for path in lists for row in read_rows(path)[1]])
-    status, out, _ = say("data", "compare", *[both] * times, "--workers", 0, "--json")
-    found = json.loads(out)
+    words = ("data", "compare", *[both] * times, "--workers", 0)
+    found = json_of(say(*words, "--json"))
     pairs = [(one["by"], Path(one["a"]["path"]).name, Path(one["b"]["path"]).name) for one in found["pairs"]]
-    expected = [("path", "train_000000.mp4", "train_000000.mp4"), ("sha256", "train_000001.mp4", "bytes.mp4")]
-    assert status == 0 and found["clips"] == [10] and pairs == expected
-    _, out, _ = say("data", "compare", *[both] * times, "--workers", 0)
-    assert f"{both}: 4 of 10 clips here twice or more" in out.splitlines()
+    assert pairs == [("path", "train_000000.mp4", "train_000000.mp4"), ("sha256", "train_000001.mp4", "bytes.mp4")]
+    assert found["clips"] == [10] and f"{both}: 4 of 10 clips here twice or more\n" in stdout_of(say(*words))
 
 
 @pytest.mark.parametrize(

@@ -19,17 +19,13 @@ from summit_train.spec import dump_spec, load_spec
 from summit_train.training.checkpoint import save_checkpoint
 from tests.detectors import detector_spec
 from tests.runs import load_any
-from tests.worlds import Say, command, lines, refused, succeed
+from tests.worlds import Say, command, json_of, lines, refused, stdout_of, succeed
 
 
 @pytest.fixture
 def run(trained_run: Path, tmp_path: Path) -> Path:
     """A copy of the trained run, in runs/run of the test's folder."""
     return Path(shutil.copytree(trained_run, tmp_path / "runs/run"))
-
-
-def _spec(run: Path) -> tuple[str, str]:
-    return str(run / "spec.yaml"), f"run_dir={run.parent}"
 
 
 def _rewrite(run: Path, change: Callable[[dict[str, Any]], object]) -> Path:
@@ -46,9 +42,9 @@ def _rewrite(run: Path, change: Callable[[dict[str, Any]], object]) -> Path:
 def test_scores_that_are_not_finite_are_no_unreadable_videos(run: Path, say: Say, option: tuple[str, ...]) -> None:
     """The last class alone, so that the first one's scores look right."""
     path = _rewrite(run, lambda state: state["model"]["fc.bias"][-1].fill_(torch.nan))
-    status, out, err = say("eval", *_spec(run), *option)
-    assert (status, out) == (1, "") and err.count("\n") == 1
-    assert f"{path}: scores are not finite, those of videos/val_000000.mp4 the first" in err
+    wrong = f"{path}: scores are not finite, those of videos/val_000000.mp4 the first"
+    status, out, err = say("eval", run, *option)
+    assert (status, out, err.count("\n")) == (1, "", 1) and wrong in err
 
 
 def _whole_numbers(state: dict[str, Any]) -> None:
@@ -67,29 +63,30 @@ def test_a_checkpoint_that_does_not_fit_is_one_line_for_every_command(
 ) -> None:
     """One of a wrong form, one of another network; tests/core/test_saved.py has every form."""
     path = _rewrite(run, change)
-    spec, video = _spec(run), motion_set / "videos/val_000000.mp4"
-    commands = [
-        ("eval", *spec, "--checkpoints", path),
-        ("eval", *spec, "--observed", "1"),
+    video = motion_set / "videos/val_000000.mp4"
+    for words in (
+        ("eval", run, "--checkpoints", path),
+        ("eval", run, "--observed", "1"),
         ("predict", path, video),
         ("predict", run, video),
-        ("train", *spec),
-    ]
-    for words in commands:
+        ("train", run),
+    ):
         assert f"{path}: {reason}" in refused(say(*words)), words
 
 
-def test_training_refuses_a_state_that_does_not_fit(run: Path, trained_run: Path, say: Say) -> None:
-    """A test of each solver's state is in tests/training/test_checkpoint.py."""
-    for change, part in (
+@pytest.mark.parametrize(
+    ("change", "part"),
+    [
         (lambda state: state["optimizer"]["state"].pop(3), "optimizer has other groups"),
         (lambda state: state.update(growth={"best": "high"}), "growth has no clips_per_gpu"),
         (lambda state: state.update(noise_scale=[]), "noise_scale must be values by name, got list"),
-    ):
-        shutil.rmtree(run / "checkpoints")
-        shutil.copytree(trained_run / "checkpoints", run / "checkpoints")
-        path = _rewrite(run, change)
-        assert f"{path}: does not fit: {part}" in refused(say("train", *_spec(run)))
+    ],
+)
+def test_training_refuses_a_state_that_does_not_fit(
+    run: Path, say: Say, change: Callable[[dict[str, Any]], object], part: str
+) -> None:
+    """A test of each solver's state is in tests/training/test_checkpoint.py."""
+    assert f"{_rewrite(run, change)}: does not fit: {part}" in refused(say("train", run))
 
 
 def _official(run: Path) -> tuple[bytes, list[str]]:
@@ -101,24 +98,17 @@ def test_a_run_is_evaluated_by_its_directory_without_its_training_data(
 ) -> None:
     """By its own spec the result is that of training. The list of the training clips is gone, as on another machine."""
     trained = json.loads((run / "eval.json").read_text())
-    spec = run / "spec.yaml"
-    known = next(line for line in spec.read_text().splitlines() if line.strip().startswith("train:"))
-    spec.write_text(spec.read_text().replace(known, "  train: gone.csv"))
+    values = yaml.safe_load((run / "spec.yaml").read_text())
+    values["data"]["train"] = "gone.csv"
+    (run / "spec.yaml").write_text(yaml.safe_dump(values))
     monkeypatch.chdir(run.parent)
-    for words in (
-        ("run",),
-        ("run/spec.yaml", f"run_dir={run.parent}", "data.train=x.csv"),
-        (run, "watch.stall_seconds=99"),
-    ):
+    spec_words = ("run/spec.yaml", f"run_dir={run.parent}", "data.train=x.csv")
+    for words in (("run",), spec_words, (run, "watch.stall_seconds=99")):
         (run / "eval.json").unlink(missing_ok=True)
-        status, out, err = say("eval", *words, "--json")
-        assert (status, err) == (0, "")
-        found = json.loads(out)
+        found = json_of(say("eval", *words, "--json"))
         assert found.pop("written") == str(run / "eval.json")
         assert found == json.loads((run / "eval.json").read_text())
-        assert {key: found[key] for key in ("top1_mean", "videos")} == {
-            key: trained[key] for key in ("top1_mean", "videos")
-        }
+        assert (found["top1_mean"], found["videos"]) == (trained["top1_mean"], trained["videos"])
         assert [Path(row["path"]).parent.parent for row in found["checkpoints"]] == [run]
     assert found["overrides"] == {"watch.stall_seconds": 99}
 
@@ -131,30 +121,26 @@ def test_a_nested_key_is_named_alone(tmp_path: Path) -> None:
     changed = _changed_keys(spec, [], 1)
     assert changed == {"precision": "bf16", "model.detector.nms": 0.5}
     assert _result_folder(spec, None, changed, "eval.json") == own.run_path / "evals/precision-bf16_nms-0.5"
-    # A section that only the run has.
-    changed = _changed_keys(load_spec(file, ["optimizer.trust_ratio=null"]), [], 1)
-    assert changed["optimizer.trust_ratio.kind"] is None
+    without = _changed_keys(load_spec(file, ["optimizer.trust_ratio=null"]), [], 1)
+    assert without["optimizer.trust_ratio.kind"] is None  # of a section that only the run has
 
 
 def test_an_evaluation_by_other_keys_has_a_folder_of_its_own(run: Path, say: Say) -> None:
     before = _official(run)
-    status, out, _ = say("eval", run, "evaluate.clips=2", "data.sampling=dense", "execution.recompute=true")
+    out = stdout_of(say("eval", run, "evaluate.clips=2", "data.sampling=dense", "execution.recompute=true"))
     beside = run / "evals/clips-2/eval.json"
-    assert status == 0 and f"(evaluate.clips=2, execution.recompute=True): written to {beside}" in out
+    assert f"(evaluate.clips=2, execution.recompute=True): written to {beside}" in out
     found = json.loads(beside.read_text())
     assert found["overrides"] == {"evaluate.clips": 2, "execution.recompute": True}  # dense is the run's own
     assert found["clips"] == 2 and (beside.parent / "predictions/step_00000020.npz").is_file()
     for words in (("--checkpoints", "last:2"), ("checkpoint.every_epochs=2",), ("data.flip=false",)):
         assert say("eval", run, *words)[0] == 0
-    named = json.loads(say("eval", run, "evaluate.clips=2", "--name", "two clips", "--json")[1])
+    named = json_of(say("eval", run, "evaluate.clips=2", "--name", "two clips", "--json"))
     assert named["written"] == str(run / "evals/two clips/eval.json")
     names = {"clips-2", "checkpoints-last-2", "every_epochs-2", "flip-false", "two clips"}
     assert {path.name for path in (run / "evals").iterdir()} == names
-    assert {key: named[key] for key in ("top1_mean", "checkpoints")} == {
-        key: found[key] for key in ("top1_mean", "checkpoints")
-    }
-    assert _official(run) == before
-    fused = json.loads(say("fuse", run, run / "evals/clips-2", "--json")[1])
+    assert all(named[key] == found[key] for key in ("top1_mean", "checkpoints")) and _official(run) == before
+    fused = json_of(say("fuse", run, run / "evals/clips-2", "--json"))
     assert [one["name"] for one in fused["runs"]] == ["run", "clips-2"]
 
 
@@ -176,7 +162,8 @@ def test_a_name_belongs_to_one_set_of_keys(run: Path, say: Say) -> None:
         (("model.width=0.25",), "step_00000020.pt: does not fit: model.conv1.weight must be float32 (16, 3, 7, 7)"),
         (("loss.kind=binary",), "loss.kind must be the run's own, as it sets the measures; train another run"),
         (("--checkpoints", "best"), "has no best checkpoint; train with checkpoint.keep_best, or use last"),
-        (("--checkpoints", "first"), "checkpoint first not found; must be a file, best or last:N"),
+        (("--checkpoints", "none.pt", "last:0", "seed=1"), "checkpoint none.pt, last:0 not found; must be a file, be"),
+        (("--out", "a.png"), "must be used with --observed"),
     ],
 )
 def test_what_an_evaluation_refuses_leaves_nothing(run: Path, say: Say, words: tuple[str, ...], reason: str) -> None:
@@ -185,11 +172,9 @@ def test_what_an_evaluation_refuses_leaves_nothing(run: Path, say: Say, words: t
 
 
 def test_a_mean_over_fewer_checkpoints_says_so(run: Path, say: Say) -> None:
-    (run / "spec.yaml").write_text(
-        (run / "spec.yaml").read_text().replace("last_checkpoints: 1", "last_checkpoints: 5")
-    )
-    out = say("eval", run)[1]
-    assert out.endswith("\n2 checkpoints, fewer than evaluate.last_checkpoints, 5\n")
+    spec = run / "spec.yaml"
+    spec.write_text(spec.read_text().replace("last_checkpoints: 1", "last_checkpoints: 5"))
+    assert say("eval", run)[1].endswith("\n2 checkpoints, fewer than evaluate.last_checkpoints, 5\n")
 
 
 def test_the_mean_the_last_and_the_best_are_told_apart(run: Path, say: Say) -> None:
@@ -212,31 +197,21 @@ def test_the_mean_the_last_and_the_best_are_told_apart(run: Path, say: Say) -> N
     ]
 
 
-def test_checkpoints_of_another_experiment_are_left_out_of_the_mean(run: Path, say: Say) -> None:
-    older = checkpoint_path(run, 10)
-    state = load_any(older)
-    state["experiment"]["optimizer.base_lr"] = 0.25
-    save_checkpoint(older, state)
-    status, out, err = say("eval", run, "--checkpoints", "last:2", "--json")
-    assert status == 0 and [row["step"] for row in json.loads(out)["checkpoints"]] == [20]
-    assert f"left out of the mean: {older} is of another experiment: optimizer.base_lr: the checkpoint has 0.25" in err
-
-
-def test_the_mean_takes_the_present_line_of_checkpoints_alone(run: Path, say: Say) -> None:
+@pytest.mark.parametrize("is_other", [True, False])
+def test_the_mean_takes_the_checkpoints_of_one_training_alone(run: Path, say: Say, is_other: bool) -> None:
     """Runs of 0.1 could go to another experiment and back: the keys are equal, the weights are not of one training."""
-    path = checkpoint_path(run, 20)
-    save_checkpoint(path, load_any(path) | {"line": 10})
-    status, out, err = say("eval", run, "--checkpoints", "last:2", "--json")
-    assert status == 0 and [row["step"] for row in json.loads(out)["checkpoints"]] == [20]
-    reason = "is from before another experiment took over, at step 10"
-    assert err == f"left out of the mean: {checkpoint_path(run, 10)} {reason}\n"
-
-
-def test_a_plan_that_cannot_be_read_is_named(run: Path, say: Say) -> None:
-    (run / "plan.json").write_text("{}")
-    line = refused(say("eval", run))
-    assert f"{run}/plan.json must tell" in line and "try --checkpoints FILE" in line
-    assert say("eval", run, "--checkpoints", checkpoint_path(run, 20))[0] == 0
+    older, newer = checkpoint_path(run, 10), checkpoint_path(run, 20)
+    if is_other:
+        state = load_any(older)
+        state["experiment"]["optimizer.base_lr"] = 0.25
+        save_checkpoint(older, state)
+        reason = "is of another experiment: optimizer.base_lr: the checkpoint has 0.25"
+    else:
+        save_checkpoint(newer, load_any(newer) | {"line": 10})
+        reason = "is from before another experiment took over, at step 10\n"
+    said = say("eval", run, "--checkpoints", "last:2", "--json")
+    assert [row["step"] for row in json_of(said)["checkpoints"]] == [20]
+    assert f"left out of the mean: {older} {reason}" in said[2] and said[2].count("\n") == 1
 
 
 @pytest.mark.parametrize("ranks", [0, 2])
@@ -249,8 +224,14 @@ def test_classes_of_other_names_are_refused(run: Path, motion_set: Path, tmp_pat
     assert "must have the same classes" in output and "differ in their order" in output
 
 
-def test_a_folder_that_is_no_run_is_named(say: Say, tmp_path: Path) -> None:
+def test_a_folder_that_is_no_run_and_a_plan_that_cannot_be_read_are_named(run: Path, say: Say, tmp_path: Path) -> None:
     assert f"{tmp_path}: must be a spec or a run folder" in refused(say("eval", tmp_path))
+    nobody = refused(say("eval", run / "spec.yaml", "name=nobody"))
+    assert nobody.endswith("/nobody: no checkpoint of a whole epoch to evaluate")
+    (run / "plan.json").write_text("{}")
+    line = refused(say("eval", run))
+    assert f"{run}/plan.json must tell" in line and "try --checkpoints FILE" in line
+    assert say("eval", run, "--checkpoints", checkpoint_path(run, 20))[0] == 0
 
 
 @pytest.mark.parametrize("command", ["predict", "cam", "export", "stream", "fuse"])
@@ -271,26 +252,23 @@ def test_a_spec_in_place_of_a_run_and_a_checkpoint_that_is_not_there_are_named(
 def test_a_network_is_used_at_the_checkpoint_that_is_named(run: Path, say: Say, motion_set: Path) -> None:
     (run / "checkpoints/best.json").write_text('{"step": 10, "measure": "top1", "value": 50.0}')
     video = motion_set / "videos/val_000000.mp4"
-    best, first, last = (
-        say("predict", *words, "--json")[1]
-        for words in ((run, video, "--checkpoint", "best"), (checkpoint_path(run, 10), video), (run, video))
-    )
-    assert json.loads(best) == json.loads(first) != json.loads(last)
-    assert json.loads(say("eval", run, "--checkpoints", "best", "--json")[1])["checkpoints"][0]["step"] == 10
+    networks = ((run, "--checkpoint", "best"), (checkpoint_path(run, 10),), (run,))
+    best, first, last = (json_of(say("predict", *words, video, "--json")) for words in networks)
+    assert best == first != last
+    evaluated = json_of(say("eval", run, "--checkpoints", "best", "--json"))
+    assert evaluated["checkpoints"][0]["step"] == 10
 
 
 @pytest.fixture
-def nine(trained_run: Path, motion_set: Path, tmp_path: Path) -> Path:
-    """A copy of the run, whose spec has the copy's place and nine of its validation videos."""
-    shutil.copytree(trained_run, tmp_path / "run")
-    header, *rows = (motion_set / "val.csv").read_text().splitlines()[:10]
-    (tmp_path / "val.csv").write_text("\n".join([header, *rows]))
+def nine(run: Path, motion_set: Path, tmp_path: Path) -> Path:
+    """A copy of the run, whose spec has nine of its validation videos."""
+    rows = (motion_set / "val.csv").read_text().splitlines()[:10]
+    (tmp_path / "val.csv").write_text("\n".join(rows))
     shutil.copy(motion_set / "classes.txt", tmp_path)
-    spec = tmp_path / "run/spec.yaml"
-    values = yaml.safe_load(spec.read_text())
+    values = yaml.safe_load((run / "spec.yaml").read_text())
     values["data"] |= {"val": str(tmp_path / "val.csv"), "root": str(motion_set)}
-    spec.write_text(yaml.safe_dump(values | {"run_dir": str(tmp_path)}))
-    return tmp_path / "run"
+    (run / "spec.yaml").write_text(yaml.safe_dump(values | {"run_dir": str(run.parent)}))
+    return run
 
 
 def _saved(folder: Path) -> dict[str, Any]:
@@ -300,17 +278,14 @@ def _saved(folder: Path) -> dict[str, Any]:
 
 def test_observed_gives_a_table_and_a_file(nine: Path, say: Say) -> None:
     # Before an override --observed has no value of its own.
-    status, out, _ = say("eval", nine / "spec.yaml", "--observed", "evaluate.crops=3")
-    assert status == 0
-    printed, saved = out.splitlines(), _saved(nine / "evals/crops-3")
+    printed = stdout_of(say("eval", nine / "spec.yaml", "--observed", "evaluate.crops=3")).splitlines()
+    saved = _saved(nine / "evals/crops-3")
     assert printed.pop() == f"written to {nine}/evals/crops-3/observed.json" and not (nine / "observed.json").exists()
-    assert saved["overrides"] == {"evaluate.crops": 3}
     assert printed[0].split() == ["observed", "clip", "top-1", "stream", "top-1"]
     assert [line.split()[0] for line in printed[1:-1]] == [str(10 * tenth) for tenth in range(1, 11)]
-    assert printed[-1] == "9 videos, step 20"
-    assert printed[10].split()[2] == f"{saved['observed'][-1]['top1']:.2f}"
-    assert (saved["name"], saved["arch"], saved["frames"], saved["crops"], saved["videos"]) == ("run", "tsm", 4, 3, 9)
-    assert saved["checkpoint"].endswith("step_00000020.pt")
+    assert printed[10].split()[2] == f"{saved['observed'][-1]['top1']:.2f}" and printed[-1] == "9 videos, step 20"
+    facts = {"name": "run", "arch": "tsm", "frames": 4, "crops": 3, "videos": 9, "overrides": {"evaluate.crops": 3}}
+    assert saved.items() >= facts.items() and saved["checkpoint"].endswith("step_00000020.pt")
 
 
 def test_observed_is_the_same_on_any_number_of_ranks(nine: Path) -> None:
@@ -327,37 +302,31 @@ def test_observed_is_the_same_on_any_number_of_ranks(nine: Path) -> None:
 
 
 def test_the_figure_of_observed_in_several_runs(nine: Path, tmp_path: Path, say: Say) -> None:
-    other = tmp_path / "other"
-    other.mkdir()
     points = [{"fraction": 0.5, "top1": 40.0}, {"fraction": 1.0, "top1": 50.0}]
-    (other / "observed.json").write_text(json.dumps({"name": "other", "frames": 4, "observed": points}))
-    words = ["--observed", "1", "--out", tmp_path / "early.svg", "--beside", other, "seed=1", "--json"]
-    status, out, _ = say("eval", nine / "spec.yaml", *words)
-    assert status == 0 and json.loads(out) == _saved(nine) | {"written": str(nine / "observed.json")}
+    (tmp_path / "observed.json").write_text(json.dumps({"name": "other", "frames": 4, "observed": points}))
+    words = ("eval", nine / "spec.yaml", "--observed", "1", "--out", tmp_path / "early.svg", "--beside", tmp_path)
+    found = json_of(say(*words, "seed=1", "--json"))
+    assert found == _saved(nine) | {"written": str(nine / "observed.json")}
     drawn = (tmp_path / "early.svg").read_text()
     assert "<!-- run -->" in drawn and "<!-- other -->" in drawn
+    (tmp_path / "observed.json").write_text('{"name": "x"}')
+    reason = f"{tmp_path}/observed.json: is not what `summit-train eval SPEC --observed` writes"
+    assert reason in refused(say(*words))
 
 
 @pytest.mark.parametrize(
     ("words", "part"),
     [
-        (["--observed", "0"], "--observed 0: '0' is not a fraction of a video"),
-        (["--observed", "--checkpoints", "last:2"], "--observed takes one checkpoint, not last:2"),
-        (["--observed", "--checkpoints", "none.pt"], "checkpoint none.pt not found"),
-        (["--observed", "--out", "early.docx"], "--out early.docx: the name of a figure ends in"),
-        (["--observed", "--out", "a.png", "--beside", "nowhere"], "nowhere/observed.json: No such file"),
-        (["--observed", "--out", "/dev/null/a.png"], "--out /dev/null/a.png: cannot be written"),
-        (["--observed", "--beside", "nowhere"], "--beside must be used with --out"),
-        (["--out", "a.png"], "must be used with --observed"),
-        (["--observed", "name=nobody"], "nobody: no checkpoint of a whole epoch to evaluate"),
+        (["0"], "--observed 0: '0' is not a fraction of a video"),
+        (["--checkpoints", "last:2"], "--observed takes one checkpoint, not last:2"),
+        (["--checkpoints", "none.pt"], "checkpoint none.pt not found"),
+        (["--out", "early.docx"], "--out early.docx: the name of a figure ends in"),
+        (["--out", "a.png", "--beside", "nowhere"], "nowhere/observed.json: No such file"),
+        (["--out", "/dev/null/a.png"], "--out /dev/null/a.png: cannot be written"),
+        (["--beside", "nowhere"], "--beside must be used with --out"),
+        (["name=nobody"], "nobody: no checkpoint of a whole epoch to evaluate"),
     ],
 )
 def test_what_observed_refuses_leaves_nothing(nine: Path, say: Say, words: list[str], part: str) -> None:
-    assert part in refused(say("eval", nine / "spec.yaml", *words))
+    assert part in refused(say("eval", nine / "spec.yaml", "--observed", *words))
     assert not (nine / "observed.json").exists()
-
-
-def test_what_is_no_record_of_a_run(nine: Path, tmp_path: Path, say: Say) -> None:
-    (tmp_path / "observed.json").write_text('{"name": "x"}')
-    line = refused(say("eval", nine / "spec.yaml", "--observed", "--out", "a.png", "--beside", tmp_path))
-    assert f"{tmp_path}/observed.json: is not what `summit-train eval SPEC --observed` writes" in line

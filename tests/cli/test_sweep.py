@@ -23,7 +23,7 @@ from summit_train.spec.source import to_yaml
 from tests.conftest import WriteSpec
 from tests.runs import steps_of
 from tests.standins import Standins
-from tests.worlds import PATIENCE_S, ROOT, Say, forked, lines, main_without_reports, refused, start
+from tests.worlds import PATIENCE_S, ROOT, Say, forked, json_of, lines, main_without_reports, refused, start, stdout_of
 
 Sweeps = Callable[..., Path]
 
@@ -50,6 +50,13 @@ def write_sweep(write_spec: WriteSpec, tmp_path: Path) -> Sweeps:
 SIX = "grid: {scale.gpus: [4, 8]}\nzip: {seed: [0, 1, 2], model.dropout: [0.1, 0.2, 0.3]}\nat_once: 2\n"
 
 
+@pytest.fixture
+def submits(standins: Standins) -> Standins:
+    """Stand-ins for schedulers; sbatch accepts jobs as number 77."""
+    (standins.folder / "sbatch").write_text("77\n")
+    return standins
+
+
 def _ids(tmp_path: Path) -> dict[str, list[str]]:
     """The ids of every run's jobs."""
     runs = sorted(path for path in (tmp_path / "runs/study").iterdir() if (path / "job/spec.yaml").exists())
@@ -59,55 +66,49 @@ def _ids(tmp_path: Path) -> dict[str, list[str]]:
 def test_a_dry_run_prints_every_runs_plan_and_touches_nothing(say: Say, write_sweep: Sweeps, tmp_path: Path) -> None:
     path = write_sweep("zip: {scale.gpus: [4, 8], nodes: [1, 2]}\nruns: [{scale.gpus: 8, seed: 1, nodes: 1}]\n")
     before = sorted(tmp_path.rglob("*"))
-    status, out, err = say("sweep", str(path), "--dry-run", "--site", "slurm_generic")
+    words = ("sweep", path, "--dry-run", "--site", "slurm_generic")
+    status, out, err = say(*words)
     assert (status, err) == (0, "")
-    rows = [line.split() for line in lines(out)]
-    assert rows[1][:4] == ["run", "nodes", "ranks", "virtual"]
     # 80 clips, 2 epochs: 10 steps of 8 clips, 5 of 16; the LR 0.005 is of 8
-    assert rows[2:5] == [
+    assert [line.split() for line in lines(out)[2:5]] == [
         ["gpus-4", "1", "4", "4", "1", "8", "32", "20", "0.005", "4:00"],
         ["gpus-8", "2", "8", "8", "1", "16", "64", "10", "0.01", "4:00"],
         ["gpus-8_seed-1", "1", "4", "8", "2", "16", "64", "10", "0.01", "4:00"],
     ]
     # The site's 4 hours on 1, 2 and 1 nodes, each with 20 requeues, as the speed is unknown.
     assert "\n  node-hours  at most 336.0 with all requeues\n" in out
-    assert "\n  output      RUN/job/*.out\n  mail        none; to get it, " in out
-    script = "the script of the first of 3 jobs:\n\n#!/bin/bash\n#SBATCH --job-name=gpus-4\n"
-    assert script in out and out.endswith(' -m summit_train train "$run/job/spec.yaml"\n')
-    refused = say("sweep", str(path), "--dry-run", "--site", "slurm_generic", "--set", "requires=[account]")
-    assert refused[0] == 0 and refused[1].splitlines()[-1].startswith("no script: slurm_generic: a job must have acc")
+    assert "the script of the first of 3 jobs:\n\n#!/bin/bash\n#SBATCH --job-name=gpus-4\n" in out
+    out = stdout_of(say(*words, "--set", "requires=[account]"))
+    assert out.splitlines()[-1].startswith("no script: slurm_generic: a job must have acc")
     assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_all_runs_of_an_array_may_take_what_the_longest_one_needs(say: Say, tmp_path: Path) -> None:
     """100 epochs take 32 minutes and 3 requeues (tests/cluster/test_estimate.py), 50 epochs less."""
     base = ROOT / "configs/kinetics/tsm_r50_8f_1536gpu.yaml"
-    (tmp_path / "study.yaml").write_text(
-        f"name: study\nbase: {base}\nnodes: 256\ngrid: {{schedule.epochs: [50, 100]}}\n"
-    )
-    words = ("sweep", "study.yaml", "--site", "summit", "--clips", "240000", "--dry-run", "--json")
-    values = json.loads(say(*words)[1])
+    axes = "nodes: 256\ngrid: {schedule.epochs: [50, 100]}\n"
+    (tmp_path / "study.yaml").write_text(f"name: study\nbase: {base}\n{axes}")
+    values = json_of(say("sweep", "study.yaml", "--site", "summit", "--clips", "240000", "--dry-run", "--json"))
     assert [run["site"]["walltime_minutes"] < 32 for run in values["runs"]] == [True, False]
     assert values["most_node_hours"] == pytest.approx(2 * 256 * 32 / 60 * (1 + 3))
 
 
 def test_weights_are_looked_for_by_each_run(say: Say, write_sweep: Sweeps, tmp_path: Path) -> None:
     """The first run has a checkpoint and needs none; the second one does."""
-    path = str(write_sweep("grid: {seed: [0, 1]}\n", model={"pretrained": "no.pth"}))
+    path = write_sweep("grid: {seed: [0, 1]}\n", model={"pretrained": "no.pth"})
     checkpoint = tmp_path / "runs/study/seed-0/checkpoints/step_00000001.pt"
     checkpoint.parent.mkdir(parents=True)
     checkpoint.touch()
-    said = "summit-train: seed-1: model.pretrained: no.pth: no such file or run folder\n"
-    assert say("sweep", path, "--dry-run") == (2, "", said)
+    reason = "seed-1: model.pretrained: no.pth: no such file or run folder"
+    assert refused(say("sweep", path, "--dry-run")) == reason
 
 
 def test_a_sweep_warns_of_its_files_once(say: Say, write_sweep: Sweeps, motion_set: Path, tmp_path: Path) -> None:
-    train = (motion_set / "train.csv").read_text().splitlines()
-    rows = [row for row in train[1:] if row.split(",")[1] != "3"]
-    (tmp_path / "train.csv").write_text("\n".join([train[0], *rows]))
+    head, *rows = (motion_set / "train.csv").read_text().splitlines()
+    (tmp_path / "train.csv").write_text("\n".join([head, *(row for row in rows if row.split(",")[1] != "3")]))
     write_classes(tmp_path, read_manifest(motion_set / "train.csv").classes or ())
     data = {"train": str(tmp_path / "train.csv"), "root": str(motion_set)}
-    status, _, err = say("sweep", str(write_sweep("grid: {seed: [0, 1]}\n", data=data)), "--dry-run")
+    status, _, err = say("sweep", write_sweep("grid: {seed: [0, 1]}\n", data=data), "--dry-run")
     assert status == 0 and lines(err) == ["warning: 1 class (down) in data.val and not in data.train"]
 
 
@@ -137,19 +138,21 @@ def test_a_sweep_over_an_augmentation_of_your_own_is_planned(say: Say, write_swe
 
 
 def test_runs_of_equal_nodes_are_one_array_with_the_cap(
-    say: Say, write_sweep: Sweeps, standins: Standins, tmp_path: Path
+    say: Say, write_sweep: Sweeps, submits: Standins, tmp_path: Path
 ) -> None:
-    (standins.folder / "sbatch").write_text("77\n")
-    path = write_sweep(SIX + "nodes: 1\n")
-    planned = say("sweep", str(path), "--site", "slurm_generic", "--dry-run")[1]
-    status, out, err = say("sweep", str(path), "--site", "slurm_generic")
+    words = ("sweep", write_sweep(SIX + "nodes: 1\n"), "--site", "slurm_generic")
+    planned = say(*words, "--dry-run")[1]
+    status, out, err = say(*words)
     assert (status, err) == (0, "")
-    assert "study: job array 77 of 6 runs, 2 at once" in out
     own = f"; slurm's own messages: {tmp_path}/runs/study/job/array_*.out\n  mail        none; to get it, add"
-    assert f"\n  output      RUN/job/*.out{own}" in out and "  node-hours  at most 504.0 with all requeues\n" in out
-    assert len(standins.calls("sbatch")) == 1
-    script = tmp_path / "runs/study/job/job.sh"
-    text = script.read_text()
+    for part in (
+        "study: job array 77 of 6 runs, 2 at once",
+        f"\n  output      RUN/job/*.out{own}",
+        "  node-hours  at most 504.0 with all requeues\n",
+    ):
+        assert part in out
+    assert len(submits.calls("sbatch")) == 1
+    text = (tmp_path / "runs/study/job/job.sh").read_text()
     assert "#SBATCH --array=1-6%2\n" in text and planned.endswith(f"\nthe script:\n\n{text}")
     runs = shlex.split(text.split("runs=(")[1].split(")")[0])
     assert [Path(run).name for run in runs] == [f"gpus-{gpus}_seed-{seed}" for gpus in (4, 8) for seed in (0, 1, 2)]
@@ -160,70 +163,62 @@ def test_runs_of_equal_nodes_are_one_array_with_the_cap(
     assert spec.run_path == tmp_path / "runs/study/gpus-8_seed-1"
 
 
-@pytest.mark.parametrize(("words", "minutes"), [({}, 1.0), ({"checkpoint": {"every_minutes": 7}}, 7.0)])
+@pytest.mark.parametrize(("keys", "minutes"), [({}, 1.0), ({"checkpoint": {"every_minutes": 7}}, 7.0)])
+@pytest.mark.usefixtures("submits")
 def test_a_run_saves_as_often_as_the_sites_failures_ask_for(
-    words: dict[str, object], minutes: float, say: Say, write_sweep: Sweeps, standins: Standins, tmp_path: Path
+    keys: dict[str, object], minutes: float, say: Say, write_sweep: Sweeps, tmp_path: Path
 ) -> None:
-    (standins.folder / "sbatch").write_text("77\n")
-    own = f"extends: {ROOT}/configs/sites/slurm_generic.yaml\nfailure_gpu_hours: 0.1\n"
-    (tmp_path / "ours.yaml").write_text(own)
-    path = write_sweep("grid: {scale.gpus: [4, 8]}\nnodes: 1\n", **words)
-    assert say("sweep", str(path), "--site", "ours.yaml")[2] == ""
+    generic = f"extends: {ROOT}/configs/sites/slurm_generic.yaml\n"
+    (tmp_path / "ours.yaml").write_text(f"{generic}failure_gpu_hours: 0.1\n")
+    assert say("sweep", write_sweep("grid: {scale.gpus: [4, 8]}\nnodes: 1\n", **keys), "--site", "ours.yaml")[2] == ""
     written = [load_spec(path) for path in tmp_path.glob("runs/study/*/job/spec.yaml")]
     assert [spec.checkpoint.every_minutes for spec in written] == [minutes, minutes]
 
 
 def test_submitted_again_only_what_failed_or_is_missing_starts(
-    say: Say, write_sweep: Sweeps, standins: Standins, tmp_path: Path
+    say: Say, write_sweep: Sweeps, submits: Standins, tmp_path: Path
 ) -> None:
-    (standins.folder / "sbatch").write_text("77\n")
-    words = ("sweep", str(write_sweep("grid: {seed: [0, 1, 2, 3]}\nnodes: 1\n")), "--site", "slurm_generic")
+    words = ("sweep", write_sweep("grid: {seed: [0, 1, 2, 3]}\nnodes: 1\n"), "--site", "slurm_generic")
     assert say(*words)[0] == 0
-    (standins.folder / "squeue").write_text("77_1 RUNNING\n77_2 PENDING\n77_4 COMPLETING\n")
-    (standins.folder / "sbatch").write_text("78\n")
-    status, out, _ = say(*words)
-    assert status == 0
-    assert "not started again: seed-0 (running), seed-1 (queued), seed-3 (running)\n" in out
+    (submits.folder / "squeue").write_text("77_1 RUNNING\n77_2 PENDING\n77_4 COMPLETING\n")
+    (submits.folder / "sbatch").write_text("78\n")
+    there = "not started again: seed-0 (running), seed-1 (queued), seed-3 (running)\n"
+    assert there in stdout_of(say(*words))
     assert _ids(tmp_path) == {"seed-0": ["77_1"], "seed-1": ["77_2"], "seed-2": ["77_3", "78"], "seed-3": ["77_4"]}
     # And again, with all of them there: nothing is submitted.
-    (standins.folder / "squeue").write_text("77_1 RUNNING\n77_2 PENDING\n77_4 RUNNING\n78 PENDING\n")
-    assert say(*words)[0] == 0
-    assert len(standins.calls("sbatch")) == 2
-    status, out, _ = say("sweep", words[1], "--status", "--json")
-    states = {run["name"]: (run["state"], run["job"]) for run in json.loads(out)["runs"]}
-    assert states == {
-        "seed-0": ("running", "77_1"), "seed-1": ("queued", "77_2"), "seed-2": ("queued", "78"),
-        "seed-3": ("running", "77_4"),
-    }  # fmt: skip
+    (submits.folder / "squeue").write_text("77_1 RUNNING\n77_2 PENDING\n77_4 RUNNING\n78 PENDING\n")
+    assert say(*words)[0] == 0 and len(submits.calls("sbatch")) == 2
+    runs = json_of(say("sweep", words[1], "--status", "--json"))["runs"]
+    states = [("running", "77_1"), ("queued", "77_2"), ("queued", "78"), ("running", "77_4")]
+    assert [(run["state"], run["job"]) for run in runs] == states
     # A start here starts none of them either, whatever it knows of schedulers itself.
-    status, out, _ = say("sweep", words[1], "--local")
-    assert status == 0 and "seed-2 (queued)" in out and "0 of 0 failed" in out
+    out = stdout_of(say("sweep", words[1], "--local"))
+    assert "seed-2 (queued)" in out and "0 of 0 failed" in out
 
 
 def test_what_is_queued_on_another_site_is_known_where_that_site_is_named(
-    say: Say, write_sweep: Sweeps, standins: Standins, tmp_path: Path
+    say: Say, write_sweep: Sweeps, submits: Standins, tmp_path: Path
 ) -> None:
     """The sweep's folder remembers the site of the last submission alone."""
-    (standins.folder / "sbatch").write_text("77\n")
-    words = ("sweep", str(write_sweep("grid: {seed: [0, 1]}\nnodes: 1\n")), "--site", "slurm_generic")
+    words = ("sweep", write_sweep("grid: {seed: [0, 1]}\nnodes: 1\n"), "--site", "slurm_generic")
     assert say(*words)[0] == 0
-    (standins.folder / "squeue").write_text("77_1 PENDING\n77_2 RUNNING\n")
+    (submits.folder / "squeue").write_text("77_1 PENDING\n77_2 RUNNING\n")
     lsf = load_site("lsf_generic").model_dump(mode="json")
     (tmp_path / "runs/study/site.yaml").write_text(to_yaml(lsf))  # as a submission there leaves it
     with open(tmp_path / "runs/study/seed-0/job/submitted.jsonl", "a") as file:
         file.write(json.dumps(submissions(tmp_path / "runs/study/seed-0")[0] | {"id": "9", "scheduler": "lsf"}) + "\n")
-    status, out, _ = say(*words)
-    assert status == 0 and "not started again: seed-0 (queued), seed-1 (running)\n" in out
-    assert len(standins.calls("sbatch")) == 1
-    rows = json.loads(say(*words, "--status", "--json")[1])["runs"]
+    assert "not started again: seed-0 (queued), seed-1 (running)\n" in stdout_of(say(*words))
+    assert len(submits.calls("sbatch")) == 1
+    rows = json_of(say(*words, "--status", "--json"))["runs"]
     assert [(row["state"], row["job"]) for row in rows] == [("queued", "77_1"), ("running", "77_2")]
 
 
+@pytest.mark.usefixtures("standins")
 def test_an_array_that_slurm_refuses_says_what_to_do_and_leaves_its_runs_missing(
-    say: Say, write_sweep: Sweeps, standins: Standins, monkeypatch: pytest.MonkeyPatch
+    say: Say, write_sweep: Sweeps, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("STANDIN_REFUSES", "sbatch: error: Batch job submission failed: Invalid job array specification")
-    path = str(write_sweep("grid: {seed: [0, 1]}\nnodes: 1\n"))
+    path = write_sweep("grid: {seed: [0, 1]}\nnodes: 1\n")
     status, _, err = say("sweep", path, "--site", "slurm_generic")
     assert status == 1 and len(lines(err)) == 1
     assert "specification; an array must have fewer runs than MaxArraySize" in err
@@ -232,24 +227,21 @@ def test_an_array_that_slurm_refuses_says_what_to_do_and_leaves_its_runs_missing
 
 
 def test_different_nodes_are_jobs_of_their_own_and_the_cap_is_kept_by_waiting(
-    say: Say, write_sweep: Sweeps, standins: Standins, tmp_path: Path
+    say: Say, write_sweep: Sweeps, submits: Standins, tmp_path: Path
 ) -> None:
-    (standins.folder / "sbatch").write_text("77\n")
     path = write_sweep("zip: {seed: [0, 1, 2], scale.gpus: [4, 8, 4], nodes: [1, 2, 1]}\nat_once: 2\n")
-    status, out, _ = say("sweep", str(path), "--site", "slurm_generic")
-    assert status == 0 and out.count(": job 77 on ") == 3
-    words = [call["words"] for call in standins.calls("sbatch")]
-    assert [[word for word in call if word.startswith("--dependency")] for call in words] == [
-        [], [], ["--dependency=afterany:77"],
-    ]  # fmt: skip
+    assert stdout_of(say("sweep", path, "--site", "slurm_generic")).count(": job 77 on ") == 3
+    words = [call["words"] for call in submits.calls("sbatch")]
+    waits = [[word for word in call if word.startswith("--dependency")] for call in words]
+    assert waits == [[], [], ["--dependency=afterany:77"]]
     assert "#SBATCH --nodes=2\n" in (tmp_path / "runs/study/seed-1/job/job.sh").read_text()
 
 
+@pytest.mark.usefixtures("submits")
 def test_status_without_the_scheduler_says_so_and_calls_nothing_failed(
-    say: Say, write_sweep: Sweeps, standins: Standins, monkeypatch: pytest.MonkeyPatch
+    say: Say, write_sweep: Sweeps, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (standins.folder / "sbatch").write_text("77\n")
-    path = str(write_sweep("grid: {seed: [0, 1]}\nnodes: 1\n"))
+    path = write_sweep("grid: {seed: [0, 1]}\nnodes: 1\n")
     assert say("sweep", path, "--site", "slurm_generic")[0] == 0
     monkeypatch.setenv("PATH", "/nowhere")
     status, out, err = say("sweep", path, "--status")
@@ -258,33 +250,31 @@ def test_status_without_the_scheduler_says_so_and_calls_nothing_failed(
 
 
 def test_status_of_a_sweep_that_was_not_started_writes_nothing(say: Say, write_sweep: Sweeps, tmp_path: Path) -> None:
-    status, out, _ = say("sweep", str(write_sweep("grid: {seed: [0, 1]}\n")), "--status")
-    assert status == 0 and out.endswith("study: 2 missing\n")
-    assert not (tmp_path / "runs").exists()
+    out = stdout_of(say("sweep", write_sweep("grid: {seed: [0, 1]}\n"), "--status"))
+    assert out.endswith("study: 2 missing\n") and not (tmp_path / "runs").exists()
+
+
+TWO_SEEDS = "grid: {seed: [0, 1]}"
 
 
 @pytest.mark.parametrize(
     ("axes", "words", "message"),
     [
-        ("grid: {seed: [0, 1]}", [], "choose one of --dry-run, --local, --site NAME and --status"),
-        ("grid: {seed: [0, 1]}", ["--local", "--site", "local"], "--local is --site local; leave out"),
-        ("grid: {seed: [0, 1]}", ["--local", "--json"], "--json needs --dry-run or --status"),
-        ("grid: {seed: [0, 1]}", ["--dry-run", "--walltime", "2:00"], "--walltime and --set need --site"),
-        ("grid: {seed: [0, 1]}", ["--site", "slurm_generic"], "seed-0: the number of nodes is missing; add nodes: N"),
-        (
-            "grid: {seed: [0]}\nnodes: 3",
-            ["--site", "slurm_generic"],
-            "seed-0: scale.gpus must be at least the 12 ranks on 3 nodes of slurm_generic, got 4; try --nodes 1",
-        ),
-        ("grid: {seed: [0], scale.gpus: [64]}", ["--local"], "seed-0_gpus-64: data.train has 80 clips"),
-        ("grid: {seed: [0, 1]}", ["--dry-run", "data.train=no.csv"], "data.train: no.csv not found; give the number"),
-        ("grid: {sed: [0, 1]}", ["--dry-run"], "study.yaml:3: sed: unknown key; did you mean seed?"),
+        (TWO_SEEDS, "", "choose one of --dry-run, --local, --site NAME and --status"),
+        (TWO_SEEDS, "--local --site local", "--local is --site local; leave out"),
+        (TWO_SEEDS, "--local --json", "--json needs --dry-run or --status"),
+        (TWO_SEEDS, "--dry-run --walltime 2:00", "--walltime and --set need --site"),
+        (TWO_SEEDS, "--site slurm_generic", "seed-0: the number of nodes is missing; add nodes: N"),
+        ("grid: {seed: [0]}\nnodes: 3", "--site slurm_generic", "seed-0: scale.gpus must be at least the 12 ranks on"),
+        ("grid: {seed: [0], scale.gpus: [64]}", "--local", "seed-0_gpus-64: data.train has 80 clips"),
+        (TWO_SEEDS, "--dry-run data.train=no.csv", "data.train: no.csv not found; give the number"),
+        ("grid: {sed: [0, 1]}", "--dry-run", "study.yaml:3: sed: unknown key; did you mean seed?"),
     ],
 )
 def test_mistakes_are_one_line_and_2(
-    say: Say, write_sweep: Sweeps, standins: Standins, axes: str, words: list[str], message: str
+    say: Say, write_sweep: Sweeps, standins: Standins, axes: str, words: str, message: str
 ) -> None:
-    assert message in refused(say("sweep", write_sweep(f"{axes}\n"), *words))
+    assert message in refused(say("sweep", write_sweep(f"{axes}\n"), *words.split()))
     assert standins.calls("sbatch") == []
 
 

@@ -9,7 +9,6 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from summit_train.__main__ import main
 from summit_train.cli import doctor as command
 from summit_train.cluster import doctor
 from summit_train.cluster.doctor import available_cpus, check_disk
-from summit_train.cluster.probe import GIB, MPI_LIBRARY, Check, Status, judge_gpus, judge_horovod, probe_torch
+from summit_train.cluster.probe import GIB, MPI_LIBRARY, Check, judge_gpus, judge_horovod, probe_torch
 from summit_train.core import machine, processes
 from summit_train.core.comm import open_world
 from summit_train.core.comm.launch import this_launch
@@ -54,12 +53,12 @@ def program(folder: Path, name: str, text: str) -> str:
         pytest.param("mpi4py", "ok", r".*", marks=NO_HOROVOD),
     ],
 )
-def test_what_this_machine_has_is_found(name: str, status: str, found: str) -> None:
+def test_what_this_machine_has_is_found(name, status, found):
     check = doctor.check(name)
     assert re.fullmatch(status, check.status) and re.fullmatch(found, check.found), check
 
 
-def test_a_torch_that_is_too_new_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_torch_that_is_too_new_is_a_warning(monkeypatch):
     """As another package may install it."""
     monkeypatch.setattr(machine, "TESTED_TORCH", ("1.0", "2.1"))
     check = probe_torch()
@@ -83,17 +82,14 @@ def test_a_torch_that_is_too_new_is_a_warning(monkeypatch: pytest.MonkeyPatch) -
         ("onnx", "raise ModuleNotFoundError('gone')", "export", "warn", "no onnx (gone)", "networks: pip install onnx"),
     ],
 )  # fmt: skip
-def test_a_package_that_breaks_or_lacks_a_codec_is_a_finding(
-    module: str, text: str, name: str, status: str, found: str, fix: str,
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
-) -> None:  # fmt: skip
+def test_a_package_that_breaks_or_lacks_a_codec(module, text, name, status, found, fix, monkeypatch, tmp_path):
     (tmp_path / f"{module}.py").write_text(text)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     check = doctor.check(name)
     assert check.status == status and found in check.found and fix in check.fix, check
 
 
-def test_kernels_that_cannot_be_loaded_are_a_warning(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_kernels_that_cannot_be_loaded_are_a_warning(monkeypatch, tmp_path):
     monkeypatch.setenv("CXX", program(tmp_path, "c++", 'for last; do :; done\necho "no library" > "$last"'))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     check = doctor.check("kernels")
@@ -118,14 +114,12 @@ TWO_V100 = "2 x Tesla V100 (16 GiB); CUDA 13.0, NCCL 2.29.7"
         (judge_gpus, GPUS | {"archs": ["sm_90", "compute_60"]}, "ok", TWO_V100, ""),
     ],
 )  # fmt: skip
-def test_facts_are_judged(
-    judge: Callable[..., Check], facts: processes.Facts, status: str, found: str, fix: str
-) -> None:
+def test_facts_are_judged(judge, facts, status, found, fix):
     check = judge(**facts)
     assert (check.status, check.found) == (status, found) and fix in check.fix
 
 
-def test_a_gpu_that_torch_does_not_see(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_gpu_that_torch_does_not_see(monkeypatch, tmp_path):
     none: dict[str, Any] = {"cuda": None, "archs": [], "nccl": None, "devices": []}
     monkeypatch.setenv("PATH", str(tmp_path))
     assert judge_gpus(**none) == Check("gpus", "ok", "none; training runs on the CPU")
@@ -136,12 +130,12 @@ def test_a_gpu_that_torch_does_not_see(monkeypatch: pytest.MonkeyPatch, tmp_path
 
 
 @NO_HOROVOD
-def test_two_ranks_of_mpirun_allreduce() -> None:
+def test_two_ranks_of_mpirun_allreduce():
     assert doctor.check_allreduce().status == "ok"
 
 
 @pytest.mark.nightly
-def test_two_ranks_of_torchrun_allreduce(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_ranks_of_torchrun_allreduce(monkeypatch):
     monkeypatch.setenv("SUMMIT_TRAIN_COMM", "horovod")  # of no concern to this check
     check = doctor.check_torch_allreduce()
     assert check == Check("allreduce, 2 ranks by torch", "ok", "the sum and the gather of torch (gloo) are right")
@@ -155,9 +149,7 @@ def test_two_ranks_of_torchrun_allreduce(monkeypatch: pytest.MonkeyPatch) -> Non
         ('[ "$1" = --version ] && exit\nexec sleep 60', "no answer within 0.5 s", "fix what fails above"),
     ],
 )
-def test_an_mpirun_of_another_mpi_or_one_that_hangs_fails(
-    script: str, found: str, fix: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_an_mpirun_of_another_mpi_or_one_that_hangs_fails(script, found, fix, monkeypatch, tmp_path):
     mpirun = program(tmp_path, "mpirun", script)
     monkeypatch.setattr(processes, "find_mpirun", lambda: mpirun)
     monkeypatch.setattr(doctor, "ANSWER_S", 0.5 if "sleep" in script else PATIENCE_S)
@@ -165,15 +157,14 @@ def test_an_mpirun_of_another_mpi_or_one_that_hangs_fails(
     assert check.status == "fail" and found in check.found and fix in check.fix
 
 
-def test_parts_of_one_mpi_are_not_taken_for_another() -> None:
+def test_parts_of_one_mpi_are_not_taken_for_another():
     mpis = ["/usr/lib/libmpi.so.40.30.4", "/opt/mpich/lib/libmpich.so.12", "/opt/ibm/lib/libmpi_ibm.so.3"]
     parts = ["/usr/lib/libmpi_cxx.so.40", "/usr/lib/libmpifort.so.12", "/usr/lib/libmpi_usempif08.so.40"]
     assert [path for path in mpis + parts if re.search(MPI_LIBRARY, path)] == mpis
 
 
-def test_an_mpirun_that_refuses_root_says_what_it_needs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_an_mpirun_that_refuses_root_says_what_it_needs(monkeypatch, tmp_path):
     mpirun = program(tmp_path, "mpirun", "echo 'mpirun (Open MPI) 4.1.8'")
-    monkeypatch.setattr(processes, "find_mpirun", lambda: mpirun)
     monkeypatch.setattr(processes, "find_mpirun", lambda: mpirun)
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     for name in ROOT_ALLOWED:
@@ -210,10 +201,7 @@ ALL = ("mpirun", "horovod", "mpi4py")
         ((), "gloo", {"ranks": ("fail", "SUMMIT_TRAIN_COMM must be horovod, torch or auto, got 'gloo'")}),
     ],
 )  # fmt: skip
-def test_what_ranks_need_depends_on_what_is_installed_and_asked_for(
-    installed: tuple[str, ...], asked: str, expected: dict[str, tuple[str, str]],
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
-) -> None:  # fmt: skip
+def test_what_ranks_need_depends_on_what_is_installed_and_asked_for(installed, asked, expected, monkeypatch, tmp_path):
     """Of mpirun, horovod and mpi4py only these are installed, and every program that a check starts breaks."""
 
     def broken(*_: object) -> processes.Facts:
@@ -230,7 +218,7 @@ def test_what_ranks_need_depends_on_what_is_installed_and_asked_for(
     assert (RANKS in found) == (asked == "horovod" or "horovod" in installed)
 
 
-def test_the_environments_own_mpirun_comes_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_environments_own_mpirun_comes_first(monkeypatch, tmp_path):
     other = program(tmp_path / "on_path", "mpirun", "exit 0")
     monkeypatch.setenv("PATH", str(tmp_path / "on_path"))
     monkeypatch.setattr(sys, "executable", str(tmp_path / "own" / "python"))
@@ -238,51 +226,51 @@ def test_the_environments_own_mpirun_comes_first(monkeypatch: pytest.MonkeyPatch
     assert program(tmp_path / "own", "mpirun", "exit 0") == find_mpirun()
 
 
-def test_mpirun_gets_only_words_that_it_knows(tmp_path: Path) -> None:
-    for version, words in (
-        ("mpirun (Open MPI) 4.1.8", ["--oversubscribe", "--bind-to", "none", "-x", "OPAL_OUTPUT_STDERR_FD=2"]),
-        ("HYDRA build details:", []),
-    ):
-        mpirun = program(tmp_path, "mpirun", f"echo '{version}'")
-        assert mpirun_command(mpirun, 3) == [mpirun, "-np", "3", *words]
-        if words:
-            assert mpirun_command(mpirun, 6, ["a", "b"]) == [mpirun, "-np", "6", "--host", "a:3,b:3", *words]
-    with pytest.raises(UserError, match=r"^--hosts must be used with Open MPI, but .*/mpirun is another MPI's; start"):
-        mpirun_command(mpirun, 6, ["a", "b"])
+def test_mpirun_gets_only_words_that_it_knows(tmp_path):
+    open_mpi = program(tmp_path, "open_mpi", "echo 'mpirun (Open MPI) 4.1.8'")
+    words = ["--oversubscribe", "--bind-to", "none", "-x", "OPAL_OUTPUT_STDERR_FD=2"]
+    assert mpirun_command(open_mpi, 3) == [open_mpi, "-np", "3", *words]
+    assert mpirun_command(open_mpi, 6, ["a", "b"]) == [open_mpi, "-np", "6", "--host", "a:3,b:3", *words]
+    hydra = program(tmp_path, "hydra", "echo 'HYDRA build details:'")
+    assert mpirun_command(hydra, 3) == [hydra, "-np", "3"]
+    with pytest.raises(UserError, match=r"^--hosts must be used with Open MPI, but .*/hydra is another MPI's; start"):
+        mpirun_command(hydra, 6, ["a", "b"])
 
 
-def test_a_probe_tells_why_the_program_failed() -> None:
-    """For torchrun the rank's reason, not that it failed, which torchrun says last."""
-    for text, prefix, said in (
-        ("1 / 0", (), r"^ZeroDivisionError: division by zero$"),
-        ("raise SystemExit(3)", (), "^exit status 3$"),
-        ("raise ValueError('no such interface')", processes.torchrun_command(2), "^ValueError: no such interface$"),
-    ):
-        with pytest.raises(RunFailed, match=said):
-            processes.answer([*prefix, sys.executable, "-c", text], 120, None)
+@pytest.mark.parametrize(
+    ("text", "prefix", "error"),
+    [
+        ("1 / 0", [], "^ZeroDivisionError: division by zero$"),
+        ("raise SystemExit(3)", [], "^exit status 3$"),
+        # The rank's reason, not that it failed, which torchrun says last.
+        ("raise ValueError('no such')", processes.torchrun_command(2), "^ValueError: no such$"),
+    ],
+)
+def test_a_probe_tells_why_the_program_failed(text, prefix, error):
+    with pytest.raises(RunFailed, match=error):
+        processes.answer([*prefix, sys.executable, "-c", text], 120, None)
     answers = "import json; print('noise'); print(json.dumps({'answer': 42}))"
     assert processes.answer([sys.executable, "-c", answers], 30, None) == {"answer": 42}
 
 
-def test_a_containers_quota_cuts_the_cpus(tmp_path: Path) -> None:
-    own, v1 = len(os.sched_getaffinity(0)), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")
-    for number, (files, most) in enumerate(
-        (
-            ({"cpu.max": "50000 100000\n"}, 0.5),
-            ({"cpu.max": "max 100000\n"}, own),
-            (dict(zip(v1, ("25000\n", "100000\n"), strict=True)), 0.25),
-            (dict(zip(v1, ("-1\n", "100000\n"), strict=True)), own),
-            ({}, own),
-        )
-    ):
-        cgroup = tmp_path / str(number)
-        (cgroup / "cpu").mkdir(parents=True)
-        for name, text in files.items():
-            (cgroup / name).write_text(text)
-        assert available_cpus(cgroup) == most
+@pytest.mark.parametrize(
+    ("files", "cpus"),
+    [
+        ({"cpu.max": "50000 100000\n"}, 0.5),
+        ({"cpu.max": "max 100000\n"}, None),
+        ({"cpu/cpu.cfs_quota_us": "25000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 0.25),
+        ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, None),
+        ({}, None),
+    ],
+)
+def test_a_containers_quota_cuts_the_cpus(tmp_path, files, cpus):
+    (tmp_path / "cpu").mkdir()
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    assert available_cpus(tmp_path) == (cpus or len(os.sched_getaffinity(0)))
 
 
-def test_disk_is_looked_at_where_the_folder_will_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_disk_is_looked_at_where_the_folder_will_be(tmp_path, monkeypatch):
     check = check_disk("disk", tmp_path / "not" / "yet")
     assert check.status in ("ok", "warn") and str(tmp_path / "not" / "yet") in check.found
     (tmp_path / "file").write_text("")
@@ -293,9 +281,7 @@ def test_disk_is_looked_at_where_the_folder_will_be(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.parametrize(("status", "exit_status"), [("ok", 0), ("warn", 0), ("fail", 1)])
-def test_the_exit_status_and_the_two_forms(
-    status: Status, exit_status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_exit_status_and_the_two_forms(status, exit_status, monkeypatch, capsys):
     checks = [Check("python", "ok", "3.12.1"), Check("mpi", status, "no mpirun", "load a module")]
     monkeypatch.setattr(command, "examine", lambda *_, alone: iter(checks))
     assert main(["doctor"]) == exit_status
@@ -308,9 +294,7 @@ def test_the_exit_status_and_the_two_forms(
     assert answer["checks"][1] == {"name": "mpi", "status": status, "found": "no mpirun", "fix": "load a module"}
 
 
-def test_a_node_answers_if_a_rank_could_start_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_node_answers_if_a_rank_could_start_there(tmp_path, monkeypatch, capsys):
     spec, room = tmp_path / "spec.yaml", tmp_path / "room"
     room.mkdir()
     monkeypatch.setenv("TMPDIR", str(room))
@@ -323,14 +307,14 @@ def test_a_node_answers_if_a_rank_could_start_there(
     assert main(["doctor", "--answer", str(spec)]) == 0  # as where the first node alone has it
 
 
-def test_a_full_temporary_folder_is_no_answer(tmp_path: Path) -> None:
+def test_a_full_temporary_folder_is_no_answer(tmp_path):
     """A limit of half a mebibyte for a file ends as a full disk does."""
     words = ["bash", "-c", 'ulimit -f 512; exec "$0" -m summit_train doctor --answer "$0"', sys.executable]
     done = subprocess.run(words, env=environment(TMPDIR=str(tmp_path)), capture_output=True, text=True)
     assert done.returncode == 1 and done.stderr == f"summit-train: {tmp_path}: File too large\n"
 
 
-def test_each_node_with_a_finding_about_its_disk_is_named(tmp_path: Path) -> None:
+def test_each_node_with_a_finding_about_its_disk_is_named(tmp_path):
     def work() -> int:
         rank = this_launch().rank
         os.environ["SLURMD_NODENAME"] = f"n{rank}"

@@ -26,7 +26,7 @@ from summit_train.cluster.schedulers import SCHEDULERS
 from summit_train.cluster.site import Site, load_site
 from summit_train.core.errors import RunFailed
 from tests.cluster.test_doctor import program
-from tests.worlds import Say, refused
+from tests.worlds import refused
 
 PARTITIONS = """\
 echo 'PartitionName=long Default=NO MaxNodes=UNLIMITED MaxTime=2-12:00:00 TotalNodes=64 State=UP'
@@ -63,9 +63,7 @@ def _site(*keys: str) -> Site:
         (("setup=[sleep 60]",), "fail", "no answer within 2 s", "modules and setup must work"),
     ],
 )
-def test_modules_and_setup_are_run_and_must_lead_to_the_launcher(
-    login: Path, keys: tuple[str, ...], status: str, found: str, fix: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_modules_and_setup_are_run_and_must_lead_to_the_launcher(login, keys, status, found, fix, monkeypatch):
     program(login, "srun", "exit 0")
     monkeypatch.setattr(doctor_site, "ANSWER_S", 2.0)
     check = check_launcher(_site(*keys))
@@ -73,9 +71,7 @@ def test_modules_and_setup_are_run_and_must_lead_to_the_launcher(
 
 
 @pytest.mark.parametrize(("site", "has_own"), [("slurm_generic", True), ("pbs_generic", False)])
-def test_the_launcher_is_the_one_that_a_job_finds(
-    login: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, site: str, has_own: bool
-) -> None:
+def test_the_launcher_is_the_one_that_a_job_finds(login, tmp_path, monkeypatch, site, has_own):
     """The environment's own comes first, but not before the machine's mpiexec."""
     (tmp_path / "venv").mkdir()
     monkeypatch.setattr("sys.executable", str(tmp_path / "venv/python"))
@@ -96,9 +92,7 @@ def test_the_launcher_is_the_one_that_a_job_finds(
          ("warn", "a1, not checked: sacctmgr refused (exit status 1): no database", "")),
     ],
 )  # fmt: skip
-def test_the_account_is_one_that_the_scheduler_knows(
-    login: Path, script: str, account: str | None, expected: tuple[str, str, str]
-) -> None:
+def test_the_account_is_one_that_the_scheduler_knows(login, script, account, expected):
     program(login, "sacctmgr", script)
     check = check_account(_site(*([f"account={account}"] if account else [])))
     assert (check.status, check.found, check.fix) == expected
@@ -118,9 +112,7 @@ CAPS = "walltime_caps=[{nodes: %s, walltime: %s}]"
         (("queue=nowhere",), "fail", "scontrol refused (exit status 1): Partition nowhere not found"),
     ],
 )
-def test_the_queue_exists_and_allows_what_the_profile_allows(
-    login: Path, keys: tuple[str, ...], status: str, found: str
-) -> None:
+def test_the_queue_exists_and_allows_what_the_profile_allows(login, keys, status, found):
     program(login, "scontrol", QUEUES)
     check = check_queue(_site(*keys))
     assert (check.status, check.found) == (status, found)
@@ -128,7 +120,7 @@ def test_the_queue_exists_and_allows_what_the_profile_allows(
         assert check.fix.endswith('set walltime_caps, such as [{nodes: 8, walltime: "8:00"}]')
 
 
-def test_a_scheduler_that_is_missing_or_silent_is_a_finding(login: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_scheduler_that_is_missing_or_silent_is_a_finding(login, monkeypatch):
     monkeypatch.setattr("summit_train.cluster.scheduler._ANSWER_S", 0.2)
     program(login, "scontrol", "exec sleep 60")
     assert check_queue(_site()).found == "scontrol did not answer within 0.2 s"
@@ -137,7 +129,7 @@ def test_a_scheduler_that_is_missing_or_silent_is_a_finding(login: Path, monkeyp
     assert check_account(_site()).found == missing
 
 
-def test_a_queue_without_limits_allows_everything(login: Path) -> None:
+def test_a_queue_without_limits_allows_everything(login):
     program(login, "scontrol", "echo 'PartitionName=a Default=YES MaxNodes=UNLIMITED MaxTime=UNLIMITED TotalNodes=n'")
     assert check_queue(_site()) == Check("queue", "ok", "the default: any time on any number of nodes")
     program(login, "scontrol", "echo 'PartitionName=a Default=NO MaxTime=UNLIMITED'")
@@ -145,7 +137,7 @@ def test_a_queue_without_limits_allows_everything(login: Path) -> None:
     assert check_queue(load_site("lsf_generic")) == Check("queue", "warn", "the default, not checked on lsf")
 
 
-def test_the_file_system_is_that_of_the_longest_mount_above(tmp_path: Path) -> None:
+def test_the_file_system_is_that_of_the_longest_mount_above(tmp_path):
     (tmp_path / "mounts").write_text(f"a / ext4 rw 0 0\nb {tmp_path} nfs4 rw 0 0\nc {tmp_path}/runs2 xfs rw 0 0\n")
     check = check_shared("runs", tmp_path / "runs/not/yet", tmp_path / "mounts")
     assert (check.status, check.found) == ("ok", f"{tmp_path}/runs/not/yet: nfs4 at {tmp_path}")
@@ -153,7 +145,7 @@ def test_the_file_system_is_that_of_the_longest_mount_above(tmp_path: Path) -> N
     assert check.status == "warn" and check.found.endswith(f"xfs at {tmp_path}/runs2") and "--submit" in check.fix
 
 
-def test_a_site_is_examined_as_far_as_this_machine_can(login: Path, tmp_path: Path) -> None:
+def test_a_site_is_examined_as_far_as_this_machine_can(login, tmp_path):
     for name, script in (("sbatch", ""), ("scontrol", QUEUES), ("sacctmgr", "echo a1")):
         program(login, name, script)
     site = _site("requires=[account]", "notes=[drained on Tuesdays]", "comm=torch")
@@ -171,7 +163,7 @@ def test_a_site_is_examined_as_far_as_this_machine_can(login: Path, tmp_path: Pa
     assert [check.name for check in examine_site(load_site("local"), tmp_path)][-1] == "disk for runs"
 
 
-def test_the_trial_needs_a_batch_system(say: Say) -> None:
+def test_the_trial_needs_a_batch_system(say):
     reason = "--submit must be used with --site NAME of a batch system; try --site slurm_generic"
     for words in ((), ("--site", "local")):
         assert refused(say("doctor", "--submit", *words)) == reason
@@ -192,9 +184,7 @@ SBATCH = "echo '%s' > 7.out\necho 7"
         ([{"node": "n", "GPUs": 4, "cores": 8}] * 3 + [{"node": "n", "GPUs": 4, "cores": 7}], ["node: cores"]),
     ],
 )
-def test_what_the_ranks_of_the_trial_have_is_held_against_the_profile(
-    login: Path, say: Say, tmp_path: Path, ranks: list[dict[str, object]], failed: list[str]
-) -> None:
+def test_what_the_ranks_of_the_trial_have_is_held_against_the_profile(login, say, tmp_path, ranks, failed):
     check = {"name": "torch", "status": "ok", "found": "2.13", "fix": ""}
     program(login, "sbatch", SBATCH % json.dumps({"ok": True, "checks": [check], "ranks": ranks}))
     for name, script in (("squeue", ""), ("srun", ""), ("scontrol", QUEUES), ("sacctmgr", "echo a1")):
@@ -210,9 +200,7 @@ def test_what_the_ranks_of_the_trial_have_is_held_against_the_profile(
     assert subprocess.run(["bash", "-n"], input=script, text=True).returncode == 0
 
 
-def test_a_trial_without_findings_fails_with_its_last_words(
-    login: Path, say: Say, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_trial_without_findings_fails_with_its_last_words(login, say, tmp_path, monkeypatch):
     monkeypatch.setattr("summit_train.cluster.doctor_site._LATE_S", 0.1)
     for name, script in (("sbatch", SBATCH % "srun: error: Unable to create step"), ("squeue", ""), ("srun", "")):
         program(login, name, script)
@@ -224,7 +212,7 @@ def test_a_trial_without_findings_fails_with_its_last_words(
     assert "fail  trial job                   no output: do the nodes see this folder?\n" in say(*words)[1]
 
 
-def test_what_starts_the_keeper_is_tried(tmp_path: Path) -> None:
+def test_what_starts_the_keeper_is_tried(tmp_path):
     old = tmp_path / "python"
     old.write_text("#!/bin/sh\necho 3.6.8\nexit 1\n")
     old.chmod(0o755)
@@ -238,9 +226,7 @@ def test_what_starts_the_keeper_is_tried(tmp_path: Path) -> None:
         assert (check.fix == "host_python must be Python 3.9 or newer, on all nodes") == (status == "fail")
 
 
-def test_a_container_is_checked_as_far_as_a_login_node_can(
-    login: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_container_is_checked_as_far_as_a_login_node_can(login, tmp_path, monkeypatch):
     monkeypatch.chdir("/usr")  # apptainer itself binds /tmp and the home folder, in one of which the checkout may be
     program(login, "apptainer", "exit 0")
     image = tmp_path / "image.sif"
@@ -265,7 +251,7 @@ def test_a_container_is_checked_as_far_as_a_login_node_can(
     assert checks["container's runtime"].status == "fail" or shutil.which("apptainer")
 
 
-def test_a_user_whose_number_has_no_name_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_user_whose_number_has_no_name_is_a_finding(monkeypatch):
     for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("os.getuid", lambda: 4_200_042)

@@ -10,6 +10,7 @@ import json
 import marshal
 import os
 import py_compile
+import re
 import shutil
 import subprocess
 import sys
@@ -24,16 +25,13 @@ import pytest
 
 from summit_train.cluster import submit
 from summit_train.cluster.environment import environment_files, environment_key, pack
-from summit_train.cluster.job import Job, facts, render
+from summit_train.cluster.job import KEEPER, Job, facts, render
 from summit_train.cluster.site import load_site
 from summit_train.core.errors import UserError
 from summit_train.core.files import write_json
 from summit_train.spec import load_spec
-from tests.conftest import WriteSpec
 from tests.slow_files import SlowFiles
-from tests.slurm import Slurm
-from tests.standins import Standins
-from tests.worlds import PATIENCE_S, ROOT, Say, environment
+from tests.worlds import PATIENCE_S, ROOT, environment
 
 # Says at the end of its process where everything came from; a .pth file imports it, as the last of all.
 SPY = """
@@ -113,7 +111,7 @@ def names(tiny: Tiny) -> Names:
         return {member.name: member for member in tar}
 
 
-def test_it_holds_what_a_rank_needs_and_not_the_rest(tiny: Tiny, names: Names) -> None:
+def test_it_holds_what_a_rank_needs_and_not_the_rest(tiny, names):
     site, version = str(tiny.site.relative_to(tiny.prefix)), f"python{sys.version_info[0]}.{sys.version_info[1]}"
     tag = sys.implementation.cache_tag
     kept = ("tiny/old.py", f"tiny/__pycache__/__init__.{tag}.pyc", "elsewhere/far.py", "summit_train/cluster/job.py")
@@ -137,9 +135,7 @@ def test_it_holds_what_a_rank_needs_and_not_the_rest(tiny: Tiny, names: Names) -
 
 
 @pytest.mark.parametrize(("cached", "source", "value"), [(1, 2, 2), (1, 1, 1), (None, 3, 3)])
-def test_bytecode_is_that_of_the_cache_where_it_is_up_to_date(
-    tmp_path: Path, cached: int | None, source: int, value: int
-) -> None:
+def test_bytecode_is_that_of_the_cache_where_it_is_up_to_date(tmp_path, cached, source, value):
     """The cache is of a module that says so itself. What is unpacked is loaded whatever the source there is."""
     module, text = tmp_path / "a/m.py", "VALUE = {}\n"
     module.parent.mkdir()
@@ -163,7 +159,7 @@ def test_bytecode_is_that_of_the_cache_where_it_is_up_to_date(
     assert said == [str(value), "cache" if cached == source else "source"]
 
 
-def test_the_same_files_make_the_same_bytes_and_a_change_another_name(tiny: Tiny, tmp_path: Path) -> None:
+def test_the_same_files_make_the_same_bytes_and_a_change_another_name(tiny, tmp_path):
     again, file = tmp_path / "again.tar", tiny.site / "tiny/__init__.py"
     assert tiny.pack(again) == (tiny.key, tiny.number)
     assert again.read_bytes() == tiny.file.read_bytes()
@@ -175,13 +171,13 @@ def test_the_same_files_make_the_same_bytes_and_a_change_another_name(tiny: Tiny
         os.utime(file, ns=(state.st_atime_ns, state.st_mtime_ns))
 
 
-def test_the_systems_own_python_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_systems_own_python_is_refused(monkeypatch):
     monkeypatch.setattr(sys, "prefix", sys.base_prefix)
     with pytest.raises(UserError, match=f"must be a virtual one or conda's, got {sys.base_prefix}; make one by"):
         environment_files()
 
 
-def test_the_command_needs_a_place_for_the_file(say: Say, tmp_path: Path) -> None:
+def test_the_command_needs_a_place_for_the_file(say, tmp_path):
     (tmp_path / "file").touch()
     status, out, err = say("env", "pack", tmp_path / "file/out.tar")
     assert (status, out) == (2, "") and "file/out.tar: cannot be written: Not a directory" in err
@@ -214,7 +210,7 @@ needs_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a 
 
 
 @needs_compiler
-def test_ranks_start_from_the_copy_and_leave_the_original_alone(tiny: Tiny, tmp_path: Path) -> None:
+def test_ranks_start_from_the_copy_and_leave_the_original_alone(tiny, tmp_path):
     """A few hundred calls are those of the script, which looks for its programs, and of the job keeper."""
     calls, keys = {}, {"copy": [], "shared": ["node_local=/nowhere"]}
     for name in keys:
@@ -249,7 +245,7 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("what", DAMAGE)
-def test_a_damaged_file_is_not_used(tiny: Tiny, names: Names, tmp_path: Path, what: str) -> None:
+def test_a_damaged_file_is_not_used(tiny, names, tmp_path, what):
     file = tmp_path / "damaged.tar"
     file.write_bytes(DAMAGE[what](tiny.file.read_bytes(), names))
     output, (noted,) = _run(tiny, tmp_path, file=file)
@@ -259,13 +255,13 @@ def test_a_damaged_file_is_not_used(tiny: Tiny, names: Names, tmp_path: Path, wh
 
 
 @pytest.mark.parametrize("keys", [("setup=[ulimit -f 64]",), ("node_local=/nowhere",)])
-def test_a_disk_that_cannot_take_it_is_not_used(tiny: Tiny, tmp_path: Path, keys: tuple[str, ...]) -> None:
+def test_a_disk_that_cannot_take_it_is_not_used(tiny, tmp_path, keys):
     """A limit of 64 KiB for each file ends as a full disk does."""
     output, (noted,) = _run(tiny, tmp_path, *keys)
     assert output.count("warning: ") == 1 and noted["prefix"] == str(tiny.prefix)
 
 
-def test_a_signal_during_the_copying_ends_the_job(tiny: Tiny, tmp_path: Path) -> None:
+def test_a_signal_during_the_copying_ends_the_job(tiny, tmp_path):
     keys = [f"node_local={tmp_path}", f"stage_environment={tiny.file}"]
     job = Job("run", (tmp_path / "run",), 1, 60, tmp_path, str(tiny.python), environment=tiny.file)
     site = load_site("local", keys)
@@ -280,52 +276,52 @@ def test_a_signal_during_the_copying_ends_the_job(tiny: Tiny, tmp_path: Path) ->
     assert done.returncode == 1 and "stopped at step 0 without a new step" in done.stdout, done
 
 
-def test_the_image_of_a_container_is_copied_and_entered_there(standins: Standins, tmp_path: Path) -> None:
-    run, image, disk = tmp_path / "run", tmp_path / "an image.sif", tmp_path / "disk"
-    for folder in (run / "job", disk):
-        folder.mkdir(parents=True)
+ENTER = """#!/bin/sh
+echo "$@" >'{calls}'
+until [ -f "$1" ]; do shift; done
+shift 2 # the image and its python
+exec '{trainer}' "$@"
+"""
+
+
+@pytest.mark.parametrize("is_copied", [False, True])
+def test_a_script_enters_the_image_or_its_copy_for_every_rank(standins, tmp_path, is_copied):
+    """The job keeper starts by an interpreter that has no summit_train, from one file."""
+    run, image, disk = tmp_path / "run", tmp_path / "my image.sif", tmp_path / "disk"
+    (run / "job").mkdir(parents=True)
+    disk.mkdir()
     image.write_text("an image")
+    trainer = standins.program("trainer", tmp_path / "trainer")
     apptainer = standins.bin / "apptainer"
-    apptainer.write_text(f'#!/bin/bash\nfor word; do [[ $word != {disk}/* ]] || cat "$word"; done; echo " $*"\n')
+    apptainer.write_text(ENTER.format(calls=tmp_path / "calls", trainer=trainer))
     apptainer.chmod(0o755)
-    box = [f"container={{runtime: apptainer, image: {image}, binds: [{tmp_path}]}}"]
-    site = load_site("local", [*box, f"node_local={disk}", "stage_environment=true"])
-    staged = submit.staged_environment(site, tmp_path)
-    assert staged == image
-    job = Job("run", (run,), 1, 60, tmp_path, sys.executable, environment=staged)
+    box = f"container={{runtime: apptainer, image: {image}, binds: [{tmp_path}], python: /opt/venv/bin/python}}"
+    host = f"host_python={sys._base_executable}"  # type: ignore[attr-defined]
+    site = load_site("local", [box, host, f"node_local={disk}", f"stage_environment={is_copied}"])
+    environment = submit.staged_environment(site, tmp_path)
+    assert environment == (image if is_copied else None)
+    job = Job("run", (run,), 1, 60, tmp_path, "/nowhere/python", environment=environment)
     write_json(run / "job/job.json", asdict(facts(site, job)))
-    words, environ = ["bash", "-c", render(site, job)], standins.environ
-    done = subprocess.run(words, env=environ, capture_output=True, text=True, timeout=PATIENCE_S)
-    assert f"an image exec --bind {tmp_path}:{tmp_path} {disk}/summit_train_environment_local-" in done.stdout, done
-    image.unlink()
-    with pytest.raises(
-        UserError, match=r"local: container.image: must be a file, to be copied to the nodes, got .*sif"
-    ):
+    submit.write_keeper(run / "job" / KEEPER)
+    words = ["bash", "-c", render(site, job)]
+    done = subprocess.run(words, env=standins.environ, capture_output=True, text=True, timeout=PATIENCE_S)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (call,) = standins.calls("trainer")
+    assert call["words"] == ["-m", "summit_train", "train", f"{run}/job/spec.yaml", "--ranks", "2"]
+    entered = f"{disk}/summit_train_environment_local-\\d+/copy" if is_copied else re.escape(str(image))
+    program = f"/opt/venv/bin/python -m summit_train train {run}/job/spec.yaml --ranks 2\n"
+    line = (tmp_path / "calls").read_text()
+    assert re.fullmatch(f"exec --bind {tmp_path}:{tmp_path} {entered} {program}", line), line
+
+
+def test_an_image_that_is_missing_is_named(tmp_path):
+    box = f"container={{runtime: apptainer, image: {tmp_path}/i.sif, binds: [/p]}}"
+    site = load_site("local", [box, "node_local=/tmp", "stage_environment=true"])
+    with pytest.raises(UserError, match=r"local: container.image: must be a file, to be copied to the nodes, got"):
         submit.staged_environment(site, tmp_path)
 
 
-BOX = "container={{runtime: {}, image: i, binds: [/p]}}"
-
-
-@pytest.mark.parametrize(
-    ("site", "keys", "message"),
-    [
-        ("local", ["stage_environment=true"], "must be false without node_local, the folder to copy it to"),
-        (
-            "slurm_generic",
-            ["stage_environment=true", BOX.format("podman_hpc")],
-            "false with container.runtime podman_hpc",
-        ),
-        ("slurm_generic", ["stage_environment=/f", BOX.format("apptainer")], "must be true or false with container"),
-        ("slurm_generic", ["stage_environment=f.tar"], "stage_environment"),
-    ],
-)
-def test_sites_that_cannot_copy_it(site: str, keys: list[str], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        load_site(site, keys)
-
-
-def test_submit_packs_it_once(monkeypatch: pytest.MonkeyPatch, write_spec: WriteSpec, tmp_path: Path) -> None:
+def test_submit_packs_it_once(monkeypatch, write_spec, tmp_path):
     """Below run_dir, under a name that changes with the environment; a file that the site names is taken as it is."""
     files = {"a": b"1"}
     monkeypatch.setattr(submit, "environment_files", lambda: files)
@@ -333,7 +329,7 @@ def test_submit_packs_it_once(monkeypatch: pytest.MonkeyPatch, write_spec: Write
     for _ in range(2):
         file = submit.staged_environment(site, tmp_path / "runs")
         assert file == tmp_path / f"runs/environments/{environment_key(files)}.tar"
-        submit.write_job(site, Job("one", (spec.run_path,), 2, 60, environment=file), [spec])
+        submit.write_job(site, Job("one", (spec.run_path,), 2, 60, environment=file), "", [spec])
         with tarfile.open(file) as tar:
             assert tar.getnames() == ["a", "SHA256SUMS"]
         assert (first := file.stat().st_ino) == file.stat().st_ino
@@ -345,7 +341,7 @@ def test_submit_packs_it_once(monkeypatch: pytest.MonkeyPatch, write_spec: Write
     assert submit.staged_environment(load_site("slurm_generic"), tmp_path) is None
 
 
-def test_submit_names_it(monkeypatch: pytest.MonkeyPatch, write_spec: WriteSpec, say: Say, tmp_path: Path) -> None:
+def test_submit_names_it(monkeypatch, write_spec, say, tmp_path):
     monkeypatch.setattr(submit, "environment_files", lambda: {"a": b"1"})
     file = f"{tmp_path}/runs/environments/{environment_key({'a': b'1'})}.tar"
     words = ("--site", "slurm_generic", "--set", "stage_environment=true", "--nodes", "1", "--set", "ranks_per_node=2")
@@ -358,7 +354,7 @@ def test_submit_names_it(monkeypatch: pytest.MonkeyPatch, write_spec: WriteSpec,
 
 
 @pytest.mark.nightly
-def test_a_real_slurm_brings_it_to_both_nodes(slurm: Slurm, tiny: Tiny, tmp_path: Path) -> None:
+def test_a_real_slurm_brings_it_to_both_nodes(slurm, tiny, tmp_path):
     """By sbcast; the nodes share one disk, so the second finds the first one's copy."""
     disk, run, spy = tmp_path / "disk", tmp_path / "run", tmp_path / "spy"
     disk.mkdir()
@@ -373,7 +369,7 @@ def test_a_real_slurm_brings_it_to_both_nodes(slurm: Slurm, tiny: Tiny, tmp_path
     site = load_site("slurm_generic", [*keys, f"stage_environment={tiny.file}"])
     more = {"environment": tiny.file, "command": ("--version",)}
     job = Job("run", (run,), 2, 30, tmp_path, str(tiny.python), **more)  # type: ignore[arg-type]
-    script = submit.write_job(site, job)
+    script = submit.write_job(site, job, render(site, job))
     number = slurm.run("sbatch", "--parsable", f"--chdir={run}/job", str(script)).strip()
     slurm.wait(number, "COMPLETED")
     output = (run / f"job/{number}.out").read_text()

@@ -32,7 +32,7 @@ def _cost(name: str, nodes: int, *overrides: str, site: Site | None = None, **as
 
 
 @pytest.mark.parametrize("nodes", TABLE_3)
-def test_summits_cost_is_the_papers(nodes: int) -> None:
+def test_summits_cost_is_the_papers(nodes):
     cost = _cost("tsm_r50_8f", nodes, f"scale.gpus={6 * nodes}", f"scale.clips_per_gpu={16 if nodes == 1 else 8}")
     # Rounded speeds, and clips that are dropped at the end of an epoch: 2.7 % of them on 256 nodes.
     assert cost.hours == pytest.approx(TABLE_3[nodes], rel=0.035)
@@ -40,7 +40,7 @@ def test_summits_cost_is_the_papers(nodes: int) -> None:
     assert "Table 3" in (cost.source or "")
 
 
-def test_the_256_node_run_is_one_job() -> None:
+def test_the_256_node_run_is_one_job():
     cost = _cost("tsm_r50_8f_1536gpu", 256)
     # 1,900 steps of 12,288 clips at 1,536 x 18.3 clips/s: 830.6 s; 20 % and 15 min on top.
     assert cost.hours == pytest.approx(830.6 / 3600, rel=1e-3)
@@ -58,20 +58,20 @@ def test_the_256_node_run_is_one_job() -> None:
         (8, 90, 7, 90), (8, 120, 5, 120), (8, 121, 5, 120), (8, 600, 5, 120), (8, 601, 6, 120), (8, 20, 52, 20),
     ],
 )  # fmt: skip
-def test_a_walltime_above_the_cap_is_a_chain(nodes: int, asked: int | None, jobs: int, minutes: int) -> None:
+def test_a_walltime_above_the_cap_is_a_chain(nodes, asked, jobs, minutes):
     more: dict[str, Any] = {} if asked is None else {"walltime": asked}
     cost = _cost("tsm_r50_8f", nodes, f"scale.gpus={6 * nodes}", "scale.clips_per_gpu=8", **more)
     assert (cost.jobs, cost.walltime_minutes) == (jobs, minutes)
 
 
-def test_the_speed_of_the_next_larger_number_of_nodes_is_taken() -> None:
+def test_the_speed_of_the_next_larger_number_of_nodes_is_taken():
     spec = ("scale.gpus=6144", "scale.clips_per_gpu=8")
     found = {nodes: _cost("tsm_r50_8f", nodes, *spec).clips_per_second for nodes in (2, 4, 8, 256, 512, 1024)}
     assert found == {2: 19.5, 4: 19.5, 8: 19.5, 256: 18.3, 512: 17.1, 1024: 17.1}
 
 
 @pytest.mark.parametrize(("name", "factor"), [("i3d_3x3x3_r50_16f", 1.6), ("i3d_3x1x1_r50_32f", 2.9)])
-def test_the_other_networks_are_slower_as_in_figure_6(name: str, factor: float) -> None:
+def test_the_other_networks_are_slower_as_in_figure_6(name, factor):
     tsm, other = (_cost(n, 256, "scale.gpus=1536").hours for n in ("tsm_r50_8f", name))
     assert tsm and other and other / tsm == pytest.approx(factor, rel=0.02)
 
@@ -80,7 +80,7 @@ NOT_MEASURED = ("arch=tsn", "backbone=resnet101", "non_local=tsm", "width=0.5")
 
 
 @pytest.mark.parametrize("key", [*(f"model.{key}" for key in NOT_MEASURED), "data.num_frames=16", "data.crop=112"])
-def test_a_network_that_was_not_measured_has_no_estimate(key: str) -> None:
+def test_a_network_that_was_not_measured_has_no_estimate(key):
     cost = _cost("tsm_r50_8f", 1, key)
     assert (cost.clips_per_second, cost.source, cost.hours, cost.node_hours) == (None, None, None, None)
     assert (cost.jobs, cost.walltime_minutes) == (1, 120)  # the site's own
@@ -94,7 +94,7 @@ def test_a_network_that_was_not_measured_has_no_estimate(key: str) -> None:
     )
 
 
-def test_the_speed_of_a_classifier_is_not_a_detectors() -> None:
+def test_the_speed_of_a_classifier_is_not_a_detectors():
     """Nor where its frames have the classifier's size."""
     model = {"arch": "tsm", "shift_direction": "past", "backbone": "resnet50", "width": 1.0}
     data = {"num_frames": 8, "short_side": [224, 224]}
@@ -103,7 +103,7 @@ def test_the_speed_of_a_classifier_is_not_a_detectors() -> None:
     assert (cost.clips_per_second, cost.hours) == (None, None)
 
 
-def test_a_price_counts_training_and_evaluation_and_the_limit() -> None:
+def test_a_price_counts_training_and_evaluation_and_the_limit():
     """2 nodes of 4 ranks of 100 clips a second: 24 million clips in 30,000 s, 13,000 clips of one validation in 16."""
     asked = {"site": load_site("slurm_generic"), "speed": 100.0, "price": 3.0}
     keys = ("scale.gpus=8", "evaluate.every_epochs=0", "evaluate.last_checkpoints=1", "evaluate.clips=1")
@@ -119,20 +119,20 @@ def test_a_price_counts_training_and_evaluation_and_the_limit() -> None:
     assert _cost("tsm_r50_8f", 1).values()["cost"] is _cost("tsm_r50_8f", 1).values()["most_cost"] is None
 
 
-def test_a_speed_of_ones_own_goes_before_the_sites() -> None:
+def test_a_speed_of_ones_own_goes_before_the_sites():
     # 100 epochs of 240,000 clips on 6 ranks of 100 clips a second: 40,000 s.
     cost = _cost("tsm_r50_8f", 1, speed=100.0)
     assert cost.hours == pytest.approx(40_000 / 3600)
     assert (cost.source, cost.jobs) == ("--speed", 8)  # 800 min with 20 % on top, 105 in each job
 
 
-def test_the_largest_share_costs_its_time() -> None:
+def test_the_largest_share_costs_its_time():
     """1,536 virtual GPUs: three on some of 600 ranks, three at most on 516 too, two on 768."""
     hours = {nodes: _cost("tsm_r50_8f_1536gpu", nodes, speed=100.0).hours for nodes in (100, 86, 128)}
     assert hours[100] == hours[86] and hours[100] == pytest.approx(1.5 * (hours[128] or 0))
 
 
-def test_accumulation_costs_its_time() -> None:
+def test_accumulation_costs_its_time():
     sites = (load_site("summit", [f"gpus_per_node={gpus}"]) for gpus in (6, 3))
     once, twice = (_cost("tsm_r50_8f_1536gpu", 128, site=site).hours for site in sites)
     assert once and twice == pytest.approx(2 * once)
@@ -147,14 +147,14 @@ def test_accumulation_costs_its_time() -> None:
         (5, 1, r"the 6 ranks on 1 node of summit, got 5; raise it or lower ranks_per_node"),
     ],
 )
-def test_more_ranks_than_virtual_gpus(gpus: int, nodes: int, message: str) -> None:
+def test_more_ranks_than_virtual_gpus(gpus, nodes, message):
     site, spec = load_site("summit"), load_spec(KINETICS / "tsm_r50_8f.yaml", [f"scale.gpus={gpus}"])
     with pytest.raises(UserError, match=message):
         check_ranks(site, spec, nodes)
     assert check_ranks(site, load_spec(KINETICS / "tsm_r50_8f.yaml", ["scale.gpus=null"]), 5) == 30
 
 
-def test_fewer_nodes_need_a_batch_of_their_own() -> None:
+def test_fewer_nodes_need_a_batch_of_their_own():
     site = load_site("slurm_generic", ["min_nodes=2"])
     spec = load_spec(KINETICS / "tsm_r50_8f.yaml", ["scale.gpus=null"])
     assert check_ranks(site, spec, 2) == 8
@@ -163,7 +163,7 @@ def test_fewer_nodes_need_a_batch_of_their_own() -> None:
 
 
 @pytest.mark.parametrize("background", [True, False])
-def test_a_sites_failures_say_how_often_to_save(background: bool) -> None:
+def test_a_sites_failures_say_how_often_to_save(background):
     """By Young's sqrt(2 d M), to first order: 1,536 GPUs at Llama 3's rate, M = 33 h."""
     keys = [f"checkpoint.background={background}", "checkpoint.every_epochs=50"]
     spec, site = load_spec(KINETICS / "tsm_r50_8f_1536gpu.yaml", keys), load_site("summit")
@@ -181,7 +181,7 @@ def test_a_sites_failures_say_how_often_to_save(background: bool) -> None:
         assert save_often(often, spec, plan) == (spec, [])
 
 
-def test_a_speed_or_walltime_that_is_none() -> None:
+def test_a_speed_or_walltime_that_is_none():
     speeds, prices = ({"speed": 0.0}, {"speed": math.nan}, {"speed": math.inf}), ({"price": -1.0}, {"price": math.inf})
     for asked in (*speeds, *prices, {"price": math.nan}, {"walltime": 0}, {"max_requeues": -1}):
         with pytest.raises(UserError, match=r"--(speed|walltime|price|max-requeues) must be"):
@@ -189,9 +189,7 @@ def test_a_speed_or_walltime_that_is_none() -> None:
 
 
 @pytest.mark.parametrize(("nodes", "jobs", "requeues"), [(64, 1, 3), (32, 2, 4), (8, 5, 10)])
-def test_requeues_follow_from_the_time_unless_the_site_or_the_command_says_how_many(
-    nodes: int, jobs: int, requeues: int
-) -> None:
+def test_requeues_follow_from_the_time_unless_the_site_or_the_command_says_how_many(nodes, jobs, requeues):
     keys, own = (f"scale.gpus={6 * nodes}", "scale.clips_per_gpu=8"), load_site("summit", ["max_requeues=1"])
     cost = _cost("tsm_r50_8f", nodes, *keys)
     assert (cost.jobs, cost.max_requeues) == (jobs, requeues)
@@ -200,7 +198,7 @@ def test_requeues_follow_from_the_time_unless_the_site_or_the_command_says_how_m
     assert _cost("tsm_r50_8f", nodes, *keys, "data.crop=112").max_requeues == 20  # the time is unknown
 
 
-def test_the_rows_for_people() -> None:
+def test_the_rows_for_people():
     rows = dict(_cost("tsm_r50_8f", 8, "scale.gpus=48", "scale.clips_per_gpu=8").rows())
     assert rows["training"].startswith("7:08, 57.0 node-hours at 19.5 clips/s a rank (Training Kinetics")
     chain = "a chain of 5 jobs of 2:00: 80.0 node-hours; at most 240.0 with 10 requeues"
@@ -215,7 +213,7 @@ def test_the_rows_for_people() -> None:
         _cost("tsm_r50_8f", 4609, "scale.gpus=null", "scale.clips_per_gpu=1")
 
 
-def test_the_walltime_counts_the_validations_and_the_final_evaluation() -> None:
+def test_the_walltime_counts_the_validations_and_the_final_evaluation():
     """6 ranks of 100 clips a second, 600,000 training clips a pass of 1,000 s; 10 epochs and 6,000 videos."""
     keys = ("schedule.epochs=10", "schedule.warmup_epochs=1", "checkpoint.every_epochs=2", "checkpoint.keep=9")
     views = ("evaluate.every_epochs=3", "evaluate.last_checkpoints=9", "evaluate.clips=10", "evaluate.crops=3")
@@ -244,7 +242,7 @@ def test_the_walltime_counts_the_validations_and_the_final_evaluation() -> None:
         (("evaluate.precise_bn=3",), 7 * (2 + 5 * 10) + 5 * 3 * 64),
     ],
 )
-def test_the_clips_that_evaluations_read(changes: tuple[str, ...], clips: int) -> None:
+def test_the_clips_that_evaluations_read(changes, clips):
     keys = ["schedule.epochs=10", "scale.gpus=8", "scale.clips_per_gpu=8", *changes]
     spec = load_spec(KINETICS / "tsm_r50_8f.yaml", keys)
     assert scored_clips(spec, make_plan(spec, 8, 1_000), 7) == clips

@@ -48,7 +48,7 @@ def _launch(text: str, hosts: list[str]) -> list[str]:
     return words
 
 
-def test_the_directives_ask_for_the_job(tmp_path: Path) -> None:
+def test_the_directives_ask_for_the_job(tmp_path):
     system = (spec := _batch(tmp_path, script("el_capitan-many")))["attributes"]["system"]
     (node,) = spec["resources"]
     assert (node["type"], node["count"], node["exclusive"]) == ("node", 16, True)
@@ -59,7 +59,7 @@ def test_the_directives_ask_for_the_job(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("case", FLUX)
-def test_flux_run_starts_the_ranks_on_the_hosts(case: str) -> None:
+def test_flux_run_starts_the_ranks_on_the_hosts(case):
     nodes = 1 if case.endswith("one") else 16
     hosts = [f"n{number}" for number in range(1, nodes + 1)]
     spec = _read("run", *_launch(script(case), hosts), "python", "-m", "summit_train")
@@ -73,7 +73,7 @@ def test_flux_run_starts_the_ranks_on_the_hosts(case: str) -> None:
     assert spec["attributes"]["system"]["constraints"] == {"hostlist": [",".join(hosts)]}
 
 
-def test_what_flux_does_not_know_is_refused(tmp_path: Path) -> None:
+def test_what_flux_does_not_know_is_refused(tmp_path):
     """Else the tests above would prove nothing."""
     text = script("flux_generic-one")
     for old, new in (("--exclusive", "--exclusively"), ("# whole nodes", "true"), ("@300s", "@300x")):

@@ -18,7 +18,7 @@ import pytest
 
 from summit_train.cluster import job as job_module
 from summit_train.cluster.job import Job, facts, job_name, render
-from summit_train.cluster.site import DirectiveLine, LauncherOption, load_site
+from summit_train.cluster.site import load_site
 from summit_train.core.errors import UserError
 from tests.cluster.test_site import SITES
 
@@ -51,7 +51,21 @@ CASES |= {
     f"{site}-spare": (site, ("spare_nodes=2", "min_nodes=12"), STAGED)
     for site in ("slurm_generic", "pbs_generic", "flux_generic")
 }
-
+_BOX = ("container.image=/proj/it's $(mine).sif", "container.options=[{option: --gpu, why: the node's driver}]")
+_BINDS = dict.fromkeys(("apptainer", "podman_hpc", "pyxis"), "container.binds=[/proj, '/nvme/$USER:/fast']")
+RUNTIMES = _BINDS | {"edf": "container.binds=[]"}
+CASES |= {
+    f"slurm_generic-{runtime}": ("slurm_generic", (f"container.runtime={runtime}", *_BOX, binds), STAGED)
+    for runtime, binds in RUNTIMES.items()
+}
+KEYS = ("account=abc123", "queue=batch-hm", "modules=[gcc/12, cuda]", "setup=['ulimit -n 4096 # workers']")
+OPTIONS = (
+    "gpus_flag=--gres=gpu:a100:{gpus}",
+    "directives=[{option: '--x=[a|b]&c', why: w}, {option: '-R \"select[mem>1000 && ncpus>2]\"', why: w}]",
+    "launcher_options=[{option: --mca pml ^ucx, why: w}, {option: --x=a&b, why: w}]",
+)
+CASES |= {"slurm_v100-keys": ("slurm_v100", (*KEYS, *OPTIONS), MANY), "summit-keys": ("summit", KEYS, MANY)}
+CASES |= {f"{site}-uncapped": (site, (), replace(ARRAY, at_once=None)) for site in ("slurm_generic", "summit")}
 
 # Kept whole: a script of each kind of site. The others are kept as diffs.
 WHOLE = ("local-one", *(f"{site}-many" for site in (*ALONE, "lsf_generic", "slurm_generic", "summit")))
@@ -61,12 +75,13 @@ LIKE |= {f"pbs_generic-{launcher}-many": "pbs_generic-many" for launcher in ("mp
 LIKE |= {f"{site}-many": "pbs_generic-pals-many" for site in ("aurora", "polaris")}
 LIKE |= {"el_capitan-many": "flux_generic-many", "slurm_v100-mpirun-many": "slurm_v100-many"}
 LIKE |= {"local-mpirun-one": "local-one"}
+LIKE |= {f"{site}-uncapped": f"{site}-array" for site in ("slurm_generic", "summit")}
 
 
 def _base(case: str) -> str:
     """Return the case whose script the golden file of another one is a diff against."""
     site, _, what = case.rpartition("-")
-    return LIKE.get(case) or f"{site}-{'staged' if what in ('environment', 'spare') else 'many'}"
+    return LIKE.get(case) or f"{site}-{'staged' if what in ('environment', 'spare', *RUNTIMES) else 'many'}"
 
 
 def script(case: str) -> str:
@@ -85,24 +100,24 @@ def _golden(case: str) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_script_is_the_golden_file(case: str) -> None:
+def test_the_script_is_the_golden_file(case):
     name, text = _golden(case)
     assert text == (GOLDEN / name).read_text()
 
 
-def test_there_is_a_golden_file_of_each_case_and_no_other() -> None:
+def test_there_is_a_golden_file_of_each_case_and_no_other():
     assert {path.name for path in GOLDEN.iterdir()} == {_golden(case)[0] for case in CASES}
 
 
 # Every launcher, and every kind of job that has commands of its own. The others differ from them in values.
-COMMANDS = [case for case in CASES if case.endswith(("-array", "-environment", "-spare"))]
+COMMANDS = [case for case in CASES if case.rpartition("-")[2] in ("array", "environment", "keys", "spare", *RUNTIMES)]
 COMMANDS += ["local-mpirun-one", "local-one", "pbs_generic-mpirun-many", "pbs_generic-pals-many"]
 
 
 @pytest.mark.parametrize(
     "cases", [COMMANDS, pytest.param(list(CASES), marks=pytest.mark.nightly)], ids=["commands", "all"]
 )
-def test_bash_and_shellcheck_take_the_scripts(tmp_path: Path, cases: list[str]) -> None:
+def test_bash_and_shellcheck_take_the_scripts(tmp_path, cases):
     files = [tmp_path / f"{case}.sh" for case in cases]
     for file in files:
         file.write_text(script(file.stem))
@@ -115,7 +130,7 @@ def test_bash_and_shellcheck_take_the_scripts(tmp_path: Path, cases: list[str]) 
     assert done.returncode == 0
 
 
-def test_every_option_of_summits_script_is_explained() -> None:
+def test_every_option_of_summits_script_is_explained():
     """In papers/summit.md, and those of the launcher above its line in the script too."""
     page = (Path(__file__).resolve().parents[2] / "papers/summit.md").read_text()
     rows = re.findall(r"^\| (`-.*?) \|", page, re.M)
@@ -135,7 +150,7 @@ def test_every_option_of_summits_script_is_explained() -> None:
     assert all("#" in line for line in text.splitlines() if line.startswith("export "))
 
 
-def test_a_script_fits_on_a_screen() -> None:
+def test_a_script_fits_on_a_screen():
     """Without what a site's profile adds: its directives, modules, set-up and environment, a line of reason each."""
     for case in CASES:
         name, overrides, _ = CASES[case]
@@ -145,7 +160,7 @@ def test_a_script_fits_on_a_screen() -> None:
         assert len(script(case).splitlines()) - own <= 45, case
 
 
-def test_a_name_for_the_scheduler_has_no_character_that_it_would_read() -> None:
+def test_a_name_for_the_scheduler_has_no_character_that_it_would_read():
     names = {"tsm_r50-8f.v2": "tsm_r50-8f.v2", "a b; $(touch x) \"'": "a_b_touch_x_", "--wrap=id": "wrap_id"}
     names |= {"a%j%%J": "a_j_J", "a\n#SBATCH --uid=0": "a_SBATCH_--uid_0", "Größe": "Gr_e", "視頻": "_"}
     names |= {"...": "run", "n" * 200: "n" * 64}
@@ -154,7 +169,7 @@ def test_a_name_for_the_scheduler_has_no_character_that_it_would_read() -> None:
 
 @pytest.mark.parametrize("name", ["a\n#BSUB -P other\nb", "a\r#SBATCH --uid=0", "\t", "\x1b[2J"])
 @pytest.mark.parametrize("site", ["summit", "slurm_generic"])
-def test_no_line_of_the_users_stands_in_a_script(site: str, name: str) -> None:
+def test_no_line_of_the_users_stands_in_a_script(site, name):
     """LSF reads a line that begins with #BSUB wherever it stands, within quotes too."""
     hostile = replace(ONE, name=name, runs=(Path("/runs") / name,), workdir=Path("/w") / name)
     plain, script = (render(load_site(site), job) for job in (ONE, hostile))
@@ -163,13 +178,13 @@ def test_no_line_of_the_users_stands_in_a_script(site: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["a\nb", "it's\ta \\ and a $(b) `c`", "\x01\x7f", "ä\n視", "\udcff\n", "-n\r", " \n "])
-def test_what_is_not_printable_reads_back_as_it_was(text: str) -> None:
+def test_what_is_not_printable_reads_back_as_it_was(text):
     raw = text.encode("utf-8", "surrogateescape")
     program = f"printf %s {job_module._quote(text)}".encode("utf-8", "surrogateescape")
     assert subprocess.run(["bash", "-c", program], capture_output=True).stdout == raw
 
 
-def test_jobs_that_cannot_be() -> None:
+def test_jobs_that_cannot_be():
     site = load_site("local")
     with pytest.raises(UserError, match="local has no disk to stage to; set node_local in the profile"):
         render(site, STAGED)
@@ -178,61 +193,26 @@ def test_jobs_that_cannot_be() -> None:
             render(load_site(name), ARRAY)
 
 
-def test_a_job_may_go_on_with_at_most_the_nodes_that_it_has() -> None:
-    """Where a profile asks for more, a smaller job keeps all of its own."""
-    sites = [load_site("slurm_generic", [f"min_nodes={nodes}"]) for nodes in (17, 16)]
-    assert render(sites[0], MANY) == render(sites[1], MANY)
-    assert [facts(site, MANY).min_nodes for site in sites] == [16, 16]
-
-
-def test_options_reach_the_scheduler_and_the_launcher_as_they_are_written() -> None:
-    directives = ["--constraint=a100&ib", "--constraint=[intel|amd]", '-R "select[mem>1000 && ncpus>2]"']
-    site = load_site("slurm_v100")
-    lines = tuple(DirectiveLine(option=option, why="w") for option in directives)
-    options = (LauncherOption(option="--mca pml ^ucx", why="w"), LauncherOption(option="--x=a&b", why="w"))
-    script = render(site.model_copy(update={"directives": lines, "launcher_options": options}), MANY)
-    assert all(f"\n#SBATCH {option}\n" in script for option in directives)
-    assert " --mca pml '^ucx' '--x=a&b' -- \\\n" in script and "\n# --mca pml ^ucx: w\n# --x=a&b: w\n" in script
+def test_a_smaller_job_than_the_profile_asks_for_keeps_all_of_its_nodes():
+    assert [facts(load_site("slurm_generic", [f"min_nodes={n}"]), MANY).min_nodes for n in (15, 16, 17)] == [15, 16, 16]
 
 
 @pytest.mark.parametrize(
     "key, stays", [("restarts=5", False), ("min_nodes=16", False), ("min_nodes=15", True), ("spare_nodes=1", True)]
 )
-def test_a_scheduler_is_asked_to_keep_a_job_without_a_node_where_it_can_go_on(key: str, stays: bool) -> None:
+def test_a_scheduler_is_asked_to_keep_a_job_without_a_node_where_it_can_go_on(key, stays):
     slurm, pbs = (render(load_site(name, [key]), MANY) for name in ("slurm_generic", "pbs_generic"))
     assert ("\n#SBATCH --no-kill\n" in slurm) == ("\n#PBS -W tolerate_node_failures=all\n" in pbs) == stays
 
 
-def test_a_job_without_a_key_that_its_site_requires_is_refused() -> None:
-    keys = ["requires=[queue, account]", "queue=gpu"]
-    with pytest.raises(
-        UserError, match=r"slurm_generic: a job must have account; give --set account=\.\.\., or write it"
-    ):
-        render(load_site("slurm_generic", keys), ONE)
-    assert "\n#SBATCH --account=a1\n" in render(load_site("slurm_generic", [*keys, "account=a1"]), ONE)
+def test_a_job_without_a_key_that_its_site_requires_is_refused():
+    site = load_site("slurm_generic", ["requires=[queue, account]", "queue=gpu"])
+    with pytest.raises(UserError, match=r"a job must have account; give --set account=\.\.\., or write it"):
+        render(site, ONE)
+    assert render(site.model_copy(update={"account": "a1"}), ONE)
 
 
-def test_gpus_are_asked_for_as_the_site_says() -> None:
-    plain, gres = (render(load_site("slurm_generic", keys), ONE) for keys in ([], ["gpus_flag=--gres=gpu:a100:{gpus}"]))
-    assert gres == plain.replace("\n#SBATCH --gpus-per-node=4\n", "\n#SBATCH --gres=gpu:a100:4\n") != plain
-
-
-def test_an_array_without_a_cap_has_none() -> None:
-    uncapped = replace(ARRAY, at_once=None)
-    assert "\n#SBATCH --array=1-3\n" in render(load_site("slurm_generic"), uncapped)
-    assert '\n#BSUB -J "sweep[1-3]"\n' in render(load_site("summit"), uncapped)
-
-
-def test_account_queue_modules_and_setup_are_where_they_belong() -> None:
-    overrides = ["account=abc123", "queue=batch-hm", "modules=[gcc/12, cuda]", "setup=['ulimit -n 4096 # workers']"]
-    slurm, lsf = (render(load_site(name, overrides), ONE) for name in ("slurm_generic", "summit"))
-    assert "\n#SBATCH --account=abc123\n#SBATCH --partition=batch-hm\n" in slurm
-    assert "\n#BSUB -P abc123\n#BSUB -q batch-hm\n" in lsf
-    for script in (slurm, lsf):
-        assert "\nmodule load gcc/12\nmodule load cuda\nulimit -n 4096 # workers\nset -u\n" in script
-
-
-def test_a_secret_is_handed_to_ranks_of_torch() -> None:
+def test_a_secret_is_handed_to_ranks_of_torch():
     """mpirun and podman-hpc must be told, by its name alone; the job keeper makes it."""
     box = "container={runtime: podman_hpc, image: i, binds: [/p]}"
     for site, keys, word in (
@@ -248,7 +228,7 @@ def test_a_secret_is_handed_to_ranks_of_torch() -> None:
 
 @pytest.mark.parametrize("comm", ["horovod", "torch"])
 @pytest.mark.parametrize("site", SITES)
-def test_a_back_end_that_is_named_reaches_all_ranks(site: str, comm: str) -> None:
+def test_a_back_end_that_is_named_reaches_all_ranks(site, comm):
     """srun and jsrun hand on the script's environment; mpirun has to be told."""
     named, plain = (load_site(site, [f"comm={name}", ACCOUNT]) for name in (comm, "auto"))
     script = render(named, ONE)

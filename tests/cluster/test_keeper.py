@@ -6,6 +6,7 @@ Its way through a job is tested by the scripts that it ends: tests/cluster/test_
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import signal
@@ -21,19 +22,15 @@ from summit_train.cluster.running_job import Answer, _answers, program_end
 from summit_train.cluster.scheduler import LONGEST_WORD, Nodes
 from summit_train.cluster.schedulers import SCHEDULERS, ranges
 from summit_train.cluster.submit import write_keeper
-from tests.cluster.test_scripts import NEW_JOBS, ended_with, prepared, run_to_end, started, stopped
-from tests.standins import Standins
+from summit_train.core.files import write_json
+from summit_train.core.run_folder import RunLock
+from tests.cluster.test_scripts import NEW_JOBS, ended_with, prepared, run_to_end, started, stopped, wait_for_calls
 from tests.worlds import PATIENCE_S, ROOT
 
 FRONTIER = [f"frontier{number:05}" for number in range(1, 9363)]
 
 
-@pytest.fixture
-def standins(tmp_path: Path) -> Standins:
-    return Standins(tmp_path / "stand ins")
-
-
-def test_it_starts_without_what_is_heavy_and_by_an_old_python(tmp_path: Path) -> None:
+def test_it_starts_without_what_is_heavy_and_by_an_old_python(tmp_path):
     """Also from one file, by a Python that has no summit_train."""
     program = "import sys, summit_train.cluster.keeper; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
@@ -71,27 +68,31 @@ def test_it_starts_without_what_is_heavy_and_by_an_old_python(tmp_path: Path) ->
         (["n1"], "", {}),
     ],
 )
-def test_the_answers_of_nodes_and_the_words_of_launchers(
-    nodes: list[str], text: str, answers: dict[str, Answer]
-) -> None:
+def test_the_answers_of_nodes_and_the_words_of_launchers(nodes, text, answers):
     assert _answers(text, nodes) == answers
 
 
-def test_hosts_that_a_word_cannot_hold_go_through_a_file_or_as_ranges() -> None:
-    few, many = Nodes(["n1", "n2"], Path("/f")), Nodes(FRONTIER, Path("/f"))
+@pytest.mark.parametrize(
+    ("names", "word"),
+    [
+        ("n1 n2 n4 m n5", "n[1-2],n4,m,n5"),
+        ("n09 n10 n9 n99 n100", "n[09-10],n9,n[99-100]"),
+        ("a1b2 a1b3 c", "a1b[2-3],c"),
+        ("x x", "x,x"),
+    ],
+)
+def test_ranges_of_hosts(names, word):
+    assert ranges(names.split()) == word
+
+
+def test_hosts_that_a_word_cannot_hold_go_through_a_file_or_as_ranges():
     assert len(",".join(FRONTIER)) > LONGEST_WORD
-    assert [SCHEDULERS[name].hosts(few) for name in ("slurm", "flux")] == ["n1,n2"] * 2
-    assert [SCHEDULERS[name].hosts(many) for name in ("slurm", "flux")] == ["/f", "frontier[00001-09362]"]
-    for names, word in (
-        (["n1", "n2", "n4", "m", "n5"], "n[1-2],n4,m,n5"),
-        (["n09", "n10", "n9", "n99", "n100"], "n[09-10],n9,n[99-100]"),
-        (["a1b2", "a1b3", "c"], "a1b[2-3],c"),
-        (["x", "x"], "x,x"),
-    ):
-        assert ranges(names) == word
+    for scheduler, word in (("slurm", "/f"), ("flux", "frontier[00001-09362]")):
+        hosts = SCHEDULERS[scheduler].hosts
+        assert hosts(Nodes(["n1", "n2"], Path("/f"))) == "n1,n2" and hosts(Nodes(FRONTIER, Path("/f"))) == word
 
 
-def test_all_nodes_are_asked_in_one_step_as_many_as_there_are(standins: Standins, tmp_path: Path) -> None:
+def test_all_nodes_are_asked_in_one_step_as_many_as_there_are(standins, tmp_path):
     script, run = prepared(standins, "srun", tmp_path / "run")
     (standins.folder / "hosts").write_text("".join(f"{host}\n" for host in FRONTIER))
     (standins.folder / "broken").write_text("frontier00002")
@@ -103,7 +104,7 @@ def test_all_nodes_are_asked_in_one_step_as_many_as_there_are(standins: Standins
     assert (run / "job/hosts").read_text().split() == ["frontier00001", "frontier00003"]
 
 
-def test_a_launcher_that_starts_nothing_is_no_reason_to_requeue(standins: Standins, tmp_path: Path) -> None:
+def test_a_launcher_that_starts_nothing_is_no_reason_to_requeue(standins, tmp_path):
     """Neither at the first start nor at a later one; its words are in the output."""
     script, run = prepared(standins, "srun", tmp_path / "run")
     (standins.folder / "refusal").write_text("srun: error: Invalid account\n")
@@ -116,7 +117,7 @@ def test_a_launcher_that_starts_nothing_is_no_reason_to_requeue(standins: Standi
     assert not standins.calls("scontrol") and not (run / "job/requeues").exists()
 
 
-def test_nodes_that_do_not_answer_in_time_are_left_out(standins: Standins, tmp_path: Path) -> None:
+def test_nodes_that_do_not_answer_in_time_are_left_out(standins, tmp_path):
     """All of them here: a node may come back, so the job is requeued."""
     script, _ = prepared(standins, "srun", tmp_path / "run")
     (standins.folder / "silent").touch()
@@ -127,7 +128,56 @@ def test_nodes_that_do_not_answer_in_time_are_left_out(standins: Standins, tmp_p
     assert output.endswith("stopped at step 1; requeued, 1 of 20 requeues\n")
 
 
-def test_a_jobs_launchers_do_not_hear_of_an_interactive_job() -> None:
+def test_nodes_may_take_longer_while_others_answer(standins, tmp_path):
+    """30 of them, one after the other: together more than the seconds that the next one has."""
+    script, _ = prepared(standins, "srun", tmp_path / "run")
+    (standins.folder / "hosts").write_text("".join(f"n{number}\n" for number in range(30)))
+    (standins.folder / "broken").touch()
+    (standins.folder / "answers at once").write_text("0.2")
+    status, output = run_to_end(standins, script, STANDIN_WAITS='{"first_answer": 5, "look": 0.1}')
+    assert status == 0 and "cannot start" not in output, output
+
+
+def test_a_second_job_of_a_run_waits_for_the_first(standins, tmp_path):
+    script, run = prepared(standins, "srun", tmp_path / "run")
+    with RunLock(run / "job"):
+        status, output = run_to_end(standins, script, STANDIN_WAITS='{"lock": 0}')
+        holder = f"{os.uname().nodename}, process {os.getpid()}"
+        assert status == 2 and f"{run}/job: another run is using this directory ({holder}); wait" in output
+        waiting = started(standins, script)
+        time.sleep(1)
+        assert waiting.poll() is None and not standins.calls("asked")
+    assert ended_with(standins, waiting)[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "named"),
+    [
+        ("{nodes}", "{node}", "--nodes={node}: {node}"),
+        ("{ranks}", "x{python}", "--ntasks=x{python}: {python}"),
+        ("{ranks}", "{image}", "--ntasks={image}: {image}"),
+        (" train ", " '{x}' train ", "{x}: {x}"),
+        ('spec.yaml"', "spec.yaml\" '${x}'", ""),
+    ],
+)
+def test_an_unknown_name_in_braces_is_refused_at_once(standins, tmp_path, old, new, named):
+    script, _ = prepared(standins, "srun", tmp_path / "run")
+    assert script.count(old) == 1
+    status, output = run_to_end(standins, script.replace(old, new))
+    right = "must be one of nodes, ranks, hosts, hostfile, staged, or python in a word of its own\n"
+    assert output.endswith(f"job 7: the script's last line: {named}: {right}") == bool(named), output
+    assert status == (2 if named else 0) and bool(standins.calls("asked")) != bool(named)
+
+
+def test_a_warning_that_ends_a_question_to_the_scheduler_is_no_failure(standins, tmp_path):
+    """Flux sends it to all processes of the script."""
+    script, _ = prepared(standins, "flux", tmp_path / "run")
+    (standins.folder / "warned").touch()
+    status, output = run_to_end(standins, script, TRAINER="crash after a step")
+    assert status == 85 and "stopped at step 1; requeued" in output, output
+
+
+def test_a_jobs_launchers_do_not_hear_of_an_interactive_job():
     """Whose shell called sbatch: srun takes these for options."""
     stale = dict.fromkeys(
         ("SLURM_STEP_ID", "SLURM_CPU_BIND_TYPE", "SLURM_MPI_TYPE", "SRUN_DEBUG", "SLURM_PTY_PORT"), "x"
@@ -142,7 +192,7 @@ def test_a_jobs_launchers_do_not_hear_of_an_interactive_job() -> None:
     assert SCHEDULERS["flux"].environment({"MASTER_ADDR": "a"}, ["n3"], True) == {"MASTER_ADDR": "n3"}
 
 
-def test_ranks_get_a_secret_that_each_job_makes(standins: Standins, tmp_path: Path) -> None:
+def test_ranks_get_a_secret_that_each_job_makes(standins, tmp_path):
     """Of 32 random bytes, unless the user has made one."""
     for number, environ in enumerate(({}, {}, {"SUMMIT_TRAIN_SECRET": "mine"})):
         script, _ = prepared(standins, "srun", tmp_path / f"run{number}")
@@ -152,7 +202,7 @@ def test_ranks_get_a_secret_that_each_job_makes(standins: Standins, tmp_path: Pa
     assert own == "mine"
 
 
-def test_what_it_leaves_for_people_and_programs(standins: Standins, tmp_path: Path) -> None:
+def test_what_it_leaves_for_people_and_programs(standins, tmp_path):
     script, run = prepared(standins, "srun", tmp_path / "run")
     status, output = run_to_end(standins, script, TRAINER="crash")
     log = (run / "job/log").read_text()
@@ -164,7 +214,7 @@ def test_what_it_leaves_for_people_and_programs(standins: Standins, tmp_path: Pa
 
 
 @pytest.mark.parametrize("site", ["srun", *NEW_JOBS[:1], "local", "ranks"])
-def test_the_launchers_words_can_be_changed_in_the_script(standins: Standins, tmp_path: Path, site: str) -> None:
+def test_the_launchers_words_can_be_changed_in_the_script(standins, tmp_path, site):
     """A program may stand before another one; what cannot be is refused in one line."""
     script, run = prepared(standins, site, tmp_path / "run")
     wrapped = script.replace('    "$python" -m summit_train', '    env MINE=1 "$python" -m summit_train')
@@ -180,33 +230,23 @@ def test_the_launchers_words_can_be_changed_in_the_script(standins: Standins, tm
     assert (status, output) == (2, line)
 
 
-def test_the_program_is_found_behind_an_image_of_its_name() -> None:
+def test_the_program_is_found_behind_an_image_of_its_name():
     words = ["podman-hpc", "run", "summit_train", "python", "-m", "summit_train", "train", "spec.yaml"]
     assert program_end(words) == 6 and program_end(words[3:]) == 3
-    with pytest.raises(ValueError, match=r"must be \.\.\. -m summit_train \.\.\., got \['summit_train'\]"):
-        program_end(["summit_train"])
 
 
-def test_what_a_newer_version_has_written_and_a_path_in_braces_do_not_matter(
-    standins: Standins, tmp_path: Path
-) -> None:
-    script, run = prepared(standins, "srun", tmp_path / "r{nodes}")
+def test_what_a_newer_version_has_written_and_a_path_in_braces_do_not_matter(standins, tmp_path):
+    """Nor does a sweep's table that cannot be written."""
+    script, run = prepared(standins, "srun", tmp_path / "r{nodes}", sweep=tmp_path / "sweep")
     about = run / "job/job.json"
-    about.write_text(json.dumps(json.loads(about.read_text()) | {"later": 1}))
-    assert run_to_end(standins, script)[0] == 0
+    write_json(about, json.loads(about.read_text()) | {"later": 1, "python": "/nowhere/python"})
+    status, output = run_to_end(standins, script)
+    assert status == 0 and "the sweep's table is not up to date: [Errno 2]" in output and (run / "job/done").exists()
     (call,) = standins.calls("trainer")
     assert call["words"][-1] == f"{run}/job/spec.yaml"
 
 
-def test_a_table_that_cannot_be_written_does_not_fail_a_run_that_is_done(standins: Standins, tmp_path: Path) -> None:
-    script, run = prepared(standins, "srun", tmp_path / "run", sweep=tmp_path / "sweep")
-    about = run / "job/job.json"
-    about.write_text(json.dumps(json.loads(about.read_text()) | {"python": "/nowhere/python"}))
-    status, output = run_to_end(standins, script)
-    assert status == 0 and "the sweep's table is not up to date: [Errno 2]" in output and (run / "job/done").exists()
-
-
-def test_a_node_local_folder_that_no_node_has_is_refused(standins: Standins, tmp_path: Path) -> None:
+def test_a_node_local_folder_that_no_node_has_is_refused(standins, tmp_path):
     keys = ("node_local=$NO_SUCH_FOLDER/x",)
     script, _ = prepared(standins, "srun", tmp_path / "run", keys=keys, stage=(tmp_path / "packed",))
     status, output = run_to_end(standins, script)
@@ -214,16 +254,13 @@ def test_a_node_local_folder_that_no_node_has_is_refused(standins: Standins, tmp
     assert not standins.calls("srun")
 
 
-def test_a_job_that_is_cancelled_before_it_has_nodes_removes_nothing(standins: Standins, tmp_path: Path) -> None:
+def test_a_job_that_is_cancelled_before_it_has_nodes_removes_nothing(standins, tmp_path):
     keys = ("node_local=/tmp",)
     script, _ = prepared(standins, "srun", tmp_path / "run", keys=keys, stage=(tmp_path / "packed",))
     silent = standins.folder / "silent"
     silent.touch()
     process = started(standins, script)
-    deadline = time.monotonic() + PATIENCE_S
-    while not standins.calls("asked"):
-        assert process.poll() is None and time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_for_calls(standins, process, "asked", 1)
     process.send_signal(signal.SIGTERM)
     silent.unlink()
     status, output = ended_with(standins, process)
@@ -232,21 +269,18 @@ def test_a_job_that_is_cancelled_before_it_has_nodes_removes_nothing(standins: S
 
 
 @pytest.mark.parametrize("site", ["srun", NEW_JOBS[0]])
-def test_a_job_that_is_cancelled_and_then_warned_stays_cancelled(standins: Standins, tmp_path: Path, site: str) -> None:
+def test_a_job_that_is_cancelled_and_then_warned_stays_cancelled(standins, tmp_path, site):
     script, run = prepared(standins, site, tmp_path / "run")
     status, output = stopped(standins, script, signal.SIGTERM, signal.SIGUSR2)
     assert status == 143 and "stopped by SIGTERM" in output, output
     assert json.loads((run / "job/state.json").read_text())["state"] == "cancelled"
 
 
-def test_ranks_are_stopped_where_nobody_reads_the_output_any_more(standins: Standins, tmp_path: Path) -> None:
+def test_ranks_are_stopped_where_nobody_reads_the_output_any_more(standins, tmp_path):
     script, run = prepared(standins, "srun", tmp_path / "run")
     process = started(standins, script, TRAINER="stop")
     assert process.stdout is not None
-    deadline = time.monotonic() + PATIENCE_S
-    while not standins.calls("trainer"):
-        assert process.poll() is None and time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_for_calls(standins, process, "trainer", 1)
     process.stdout.close()
     (standins.folder / "squeue").write_text("RUNNING\n")
     process.send_signal(signal.SIGUSR2)

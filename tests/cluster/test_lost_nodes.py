@@ -13,7 +13,7 @@ import pytest
 
 from summit_train.spec import load_spec
 from tests.cluster.test_slurm import BY_TORCH, SITE, set_words, wait_for_step
-from tests.conftest import WriteSpec, spec_writer
+from tests.conftest import spec_writer
 from tests.runs import assert_bit_equal, difference, final_state, records, steps_of
 from tests.slurm import Slurm, running_slurm
 
@@ -68,9 +68,7 @@ def whole(cluster: Slurm, site: Path, motion_set: Path, tmp_path_factory: pytest
     "nodes, keys, now",
     [(3, "min_nodes=2", "n1 n3"), (2, "spare_nodes=1", "n1 n3"), (2, "spare_nodes=1 launcher=mpirun", "n1 n3")],
 )
-def test_a_lost_node_costs_seconds_and_nothing_else(
-    cluster: Slurm, site: Path, whole: Path, write_spec: WriteSpec, tmp_path: Path, nodes: int, keys: str, now: str
-) -> None:
+def test_a_lost_node_costs_seconds_and_nothing_else(cluster, site, whole, write_spec, tmp_path, nodes, keys, now):
     spec, run = write_spec(**KEYS), tmp_path / "runs/run"
     job = submit(cluster, site, spec, nodes, *keys.split())
     wait_for_step(cluster, job, run, 15)
@@ -93,9 +91,7 @@ def test_a_lost_node_costs_seconds_and_nothing_else(
     assert difference(one, other) <= 1e-12
 
 
-def test_a_job_that_loses_its_script_is_requeued(
-    cluster: Slurm, site: Path, whole: Path, write_spec: WriteSpec, tmp_path: Path
-) -> None:
+def test_a_job_that_loses_its_script_is_requeued(cluster, site, whole, write_spec, tmp_path):
     """n1 runs the script: from n2 a step sees that it is lost."""
     spec, run = write_spec(**KEYS), tmp_path / "runs/run"
     job = submit(cluster, site, spec, 2, "spare_nodes=1")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +17,6 @@ from summit_train.core.comm.launch import this_launch
 from summit_train.core.run_folder import CHECK_NODES
 from summit_train.data.dataset import Dataset
 from summit_train.spec import load_spec
-from tests.conftest import WriteSpec
 from tests.killing import slowed
 from tests.runs import assert_bit_equal, final_state
 from tests.worlds import forked, lines, main_without_reports, train
@@ -26,7 +24,7 @@ from tests.worlds import forked, lines, main_without_reports, train
 RANKS, SLOW = 3, 1
 
 
-def test_a_node_is_as_fast_as_its_slowest_rank_and_compared_in_each_measure() -> None:
+def test_a_node_is_as_fast_as_its_slowest_rank_and_compared_in_each_measure():
     """n3 has 0.79 of the median of the products; n1 has 0.8 of that of the memory. n2 could not read any data."""
     ranks = [
         ("n1", {"products": 110.0, "memory": 8.0, "data": 4.0}),
@@ -54,11 +52,11 @@ def test_a_node_is_as_fast_as_its_slowest_rank_and_compared_in_each_measure() ->
 
 
 @pytest.mark.parametrize("rates", [[5.0], [5.0, 3.4], [5.0] * 4, [4.0, 5.0, 6.0]])
-def test_even_nodes_are_not_slow(rates: Sequence[float]) -> None:
+def test_even_nodes_are_not_slow(rates):
     assert slow_nodes({f"n{number}": {"memory": rate} for number, rate in enumerate(rates)}) == []
 
 
-def test_of_two_nodes_one_is_slow_below_two_thirds_of_the_other() -> None:
+def test_of_two_nodes_one_is_slow_below_two_thirds_of_the_other():
     (slow,) = slow_nodes({"n1": {"memory": 6.0}, "n2": {"memory": 3.9}})
     assert (slow.node, slow.median) == ("n2", 4.95)
 
@@ -76,12 +74,12 @@ def test_of_two_nodes_one_is_slow_below_two_thirds_of_the_other() -> None:
         ("aab", [{0: 2, 2: 0}]),  # rank 1 has no counterpart
     ],
 )
-def test_the_nodes_meet_around_a_ring(nodes: str, rounds: list[dict[int, int]]) -> None:
+def test_the_nodes_meet_around_a_ring(nodes, rounds):
     assert pairings(nodes) == rounds
 
 
 @pytest.mark.parametrize("count", range(3, 12))
-def test_every_node_meets_two_others_one_at_a_time(count: int) -> None:
+def test_every_node_meets_two_others_one_at_a_time(count):
     rounds = pairings([str(rank % count) for rank in range(2 * count)])
     assert len(rounds) == 2 + count % 2
     partners = [[of[rank] % count for of in rounds if rank in of] for rank in range(2 * count)]
@@ -106,7 +104,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         ([3.0, 3.0, 3.0, 3.0], 3, 1 / 3.0),  # no further turn after four seconds
     ],
 )
-def test_the_best_of_a_few_turns_counts(clock: SimpleNamespace, seconds: list[float], calls: int, rate: float) -> None:
+def test_the_best_of_a_few_turns_counts(clock, seconds, calls, rate):
     left = iter(seconds)
 
     def once() -> None:
@@ -121,9 +119,7 @@ def _file(path: Path, size: int) -> tuple[Path, float]:
     return path, 0.0
 
 
-def test_too_few_bytes_say_nothing_and_what_cannot_be_read_is_left_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_few_bytes_say_nothing_and_what_cannot_be_read_is_left_out(tmp_path, monkeypatch):
     monkeypatch.setattr(node_check, "_READ_BYTES", 3000)
     monkeypatch.setattr(node_check, "_BLOCK_BYTES", 1000)
     files = [(tmp_path / "absent", 0.0), _file(tmp_path / "a", 2000)]
@@ -134,7 +130,7 @@ def test_too_few_bytes_say_nothing_and_what_cannot_be_read_is_left_out(
     assert read_rate([(tmp_path / "c", 0.0)]) is not None
 
 
-def test_reading_ends_after_some_turns_or_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reading_ends_after_some_turns_or_seconds(tmp_path, monkeypatch):
     monkeypatch.setattr(node_check, "_READ_BYTES", 1000)
     monkeypatch.setattr(node_check, "_BLOCK_BYTES", 1000)
     files = [_file(tmp_path / str(number), 3000) for number in range(9)]
@@ -145,14 +141,14 @@ def test_reading_ends_after_some_turns_or_seconds(tmp_path: Path, monkeypatch: p
     assert read_rate(left) is not None and next(left) == files[1]
 
 
-def test_the_ranks_read_different_files(write_spec: WriteSpec, tmp_path: Path) -> None:
+def test_the_ranks_read_different_files(write_spec, tmp_path):
     train = Dataset.open(load_spec(write_spec(), []), "train")
     parts = [[path for path, _ in files_of(train, rank, 4)] for rank in range(4)]
     assert [len(part) for part in parts] == [20] * 4 and len({path for part in parts for path in part}) == 80
     assert all(path.is_file() for part in parts for path in part)
 
 
-def test_ranks_that_share_a_shard_read_different_parts(write_spec: WriteSpec, motion_set: Path, tmp_path: Path) -> None:
+def test_ranks_that_share_a_shard_read_different_parts(write_spec, motion_set, tmp_path):
     sets = dict[str, str]()
     for name in ("train", "val"):
         sets[name] = str(tmp_path / name)
@@ -182,7 +178,7 @@ def _on_nodes(spec: Path, *, is_slow: bool, checked: bool = True) -> int:
 SMALL = {"scale": {"gpus": RANKS, "clips_per_gpu": 2}, "schedule": {"epochs": 1}}
 
 
-def test_a_slow_node_is_left_out_where_the_job_has_spares(write_spec: WriteSpec, tmp_path: Path) -> None:
+def test_a_slow_node_is_left_out_where_the_job_has_spares(write_spec, tmp_path):
     spec, run = write_spec(**SMALL), tmp_path / "runs/run"
     (run / "job").mkdir(parents=True)
     (run / "job/spares").write_text("3 3\n")
@@ -196,9 +192,7 @@ def test_a_slow_node_is_left_out_where_the_job_has_spares(write_spec: WriteSpec,
 
 
 @pytest.mark.nightly
-def test_without_spares_a_slow_node_is_a_warning_and_training_is_the_same(
-    write_spec: WriteSpec, tmp_path: Path
-) -> None:
+def test_without_spares_a_slow_node_is_a_warning_and_training_is_the_same(write_spec, tmp_path):
     """Though the job could lose nodes."""
     spec, job = write_spec("checked", **SMALL), tmp_path / "runs/checked/job"
     job.mkdir(parents=True)
@@ -211,7 +205,7 @@ def test_without_spares_a_slow_node_is_a_warning_and_training_is_the_same(
     assert_bit_equal(final_state(tmp_path / "runs/checked"), final_state(tmp_path / "runs/plain"))
 
 
-def test_the_doctor_checks_the_nodes_of_its_ranks(tmp_path: Path) -> None:
+def test_the_doctor_checks_the_nodes_of_its_ranks(tmp_path):
     def work() -> int:
         doctor.examine = lambda *_, **__: iter(())  # type: ignore[assignment]  # the other checks have their own tests
         os.environ["SLURMD_NODENAME"] = f"n{this_launch().rank}"

@@ -28,7 +28,7 @@ MAIL = re.findall(r"(Slurm|LSF|PBS) `(-[^`]*)`", (ROOT / "docs/clusters/submit.m
 
 
 @pytest.mark.parametrize(("page", "profile"), PROFILES)
-def test_every_profile_is_one(page: str, profile: str, tmp_path: Path) -> None:
+def test_every_profile_is_one(page, profile, tmp_path):
     path = tmp_path / "site.yaml"
     (tmp_path / "ours.yaml").write_text(OURS)
     path.write_text(profile)
@@ -95,7 +95,7 @@ def test_the_template_on_the_page_makes_a_script(tmp_path: Path) -> None:
         render(load_site(tmp_path / "site.yaml"), job)
 
 
-def test_the_table_of_keys_has_every_key_with_its_default() -> None:
+def test_the_table_of_keys_has_every_key_with_its_default():
     found = {}
     table = SITES.split("\n## The keys\n")[1].split("\n## ")[0]
     for line in re.findall(r"^\|`.*", table, re.M):

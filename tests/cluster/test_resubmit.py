@@ -20,7 +20,7 @@ import pytest
 from summit_train.__main__ import main
 from summit_train.core.processes import find_mpirun
 from summit_train.core.text import counted
-from tests.conftest import WriteSpec, made_once, spec_writer
+from tests.conftest import made_once, spec_writer
 from tests.runs import assert_bit_equal, final_state, steps_of
 from tests.slurm import first_job
 from tests.standins import Standins, requeues, start_flux_job, start_lsf_job, start_pbs_job, warn
@@ -90,9 +90,7 @@ def whole(motion_set: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @needs_ranks
 @pytest.mark.parametrize("site", ["summit", "lsf_generic"])
 @pytest.mark.nightly
-def test_lsf_requeues_a_job_that_the_walltime_ends(
-    write_spec: WriteSpec, tmp_path: Path, whole: Path, site: str
-) -> None:
+def test_lsf_requeues_a_job_that_the_walltime_ends(write_spec, tmp_path, whole, site):
     lsf, nodes = Standins(tmp_path / "lsf", "bsub", "bjobs", "jsrun", "jskill"), str(NODES[site])
     spec, run = write_spec(NAME, schedule=EPOCHS), tmp_path / "runs" / NAME
     status, said = _submitted(lsf, spec, site, SITES[site], "--nodes", nodes, "--walltime", "0:10")
@@ -137,9 +135,7 @@ def _standins(folder: Path, scheduler: str, launcher: str) -> Standins:
         pytest.param("flux", "flux", marks=pytest.mark.nightly),
     ],
 )
-def test_a_job_that_the_walltime_ends_goes_on_as_a_new_one(
-    write_spec: WriteSpec, tmp_path: Path, whole: Path, scheduler: str, launcher: str
-) -> None:
+def test_a_job_that_the_walltime_ends_goes_on_as_a_new_one(write_spec, tmp_path, whole, scheduler, launcher):
     standins = _standins(tmp_path / "standins", scheduler, launcher)
     spec, run = write_spec(NAME, schedule=EPOCHS), tmp_path / "runs" / NAME
     keys = f"launcher: {launcher}\nranks_per_node: 2\ncores_per_node: 2\n"

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-from summit_train.cluster.job import Job
+from summit_train.cluster.job import Job, render
 from summit_train.cluster.site import load_site
 from summit_train.cluster.submit import submissions, write_job
 from summit_train.spec import load_spec
@@ -94,7 +94,7 @@ def checkpoints(run: Path) -> list[int]:
     return sorted(int(path.stem.removeprefix("step_")) for path in (run / "checkpoints").glob("step_*.pt"))
 
 
-def test_a_run_is_trained_over_both_nodes(slurm: Slurm, whole: Path) -> None:
+def test_a_run_is_trained_over_both_nodes(slurm, whole):
     (submission,) = map(json.loads, (whole / "job/submitted.jsonl").read_text().splitlines())
     shown = slurm.show(submission["id"])
     assert (shown["JobState"], shown["NodeList"], shown["ExitCode"]) == ("COMPLETED", "n[1-2]", "0:0")
@@ -107,9 +107,7 @@ def test_a_run_is_trained_over_both_nodes(slurm: Slurm, whole: Path) -> None:
 
 
 @pytest.mark.nightly
-def test_a_job_that_is_warned_then_killed_then_resubmitted_ends_bit_equal(
-    slurm: Slurm, site: Path, whole: Path, write_spec: WriteSpec, tmp_path: Path
-) -> None:
+def test_a_job_that_is_warned_then_killed_then_resubmitted_ends_bit_equal(slurm, site, whole, write_spec, tmp_path):
     """The warning is the signal that Slurm sends before the walltime; loader workers get it too, and the job is
     requeued. A killed rank ends the job for good, without restarts. The run's name would break a shell or Slurm that
     did not quote it."""
@@ -146,9 +144,7 @@ def test_a_job_that_is_warned_then_killed_then_resubmitted_ends_bit_equal(
     assert_bit_equal(final_state(whole), final_state(run))
 
 
-def test_the_line_of_a_job_that_was_written_submits_it(
-    slurm: Slurm, site: Path, write_spec: WriteSpec, tmp_path: Path
-) -> None:
+def test_the_line_of_a_job_that_was_written_submits_it(slurm, site, write_spec, tmp_path):
     """A dry run's script lacks what it reads; this one has it, and its output is where it was said to go.
 
     A shell's program takes the place of Python.
@@ -172,14 +168,13 @@ def submit_stand_in(slurm: Slurm, site: Path, spec: Path, folder: Path, program:
     python.write_text(f"#!/bin/sh\n{KEEPER}[ $3 != doctor ] || exit 0 # a node is asked\ncd '{run}'\n{program}\n")
     python.chmod(0o755)
     job = Job(spec.stem, (run,), 2, **({"walltime_minutes": 30} | more), workdir=folder, python=str(python))
-    script = write_job(load_site(str(site), ["warning_seconds=54"]), job, [load_spec(spec, [])])
+    profile = load_site(str(site), ["warning_seconds=54"])
+    script = write_job(profile, job, render(profile, job), [load_spec(spec, [])])
     return slurm.run("sbatch", "--parsable", f"--chdir={run}/job", str(script)).strip()
 
 
 @pytest.mark.nightly
-def test_slurms_own_warning_requeues_a_job_as_often_as_it_may(
-    slurm: Slurm, site: Path, write_spec: WriteSpec, tmp_path: Path
-) -> None:
+def test_slurms_own_warning_requeues_a_job_as_often_as_it_may(slurm, site, write_spec, tmp_path):
     """Six seconds after each start. In place of the program one that then leaves with a new checkpoint."""
     step = "$(($(wc -l < job/requeues || echo 0) + 1))"
     program = f"trap 'touch checkpoints/step_0000000{step}.pt stopped; exit 85' USR2\nwhile :; do sleep 0.1; done"
@@ -192,7 +187,7 @@ def test_slurms_own_warning_requeues_a_job_as_often_as_it_may(
     assert sorted(path.name for path in folder.iterdir()) == ["step_00000001.pt", "step_00000002.pt"]
 
 
-def test_a_cancelled_job_stays_cancelled(slurm: Slurm, site: Path, write_spec: WriteSpec, tmp_path: Path) -> None:
+def test_a_cancelled_job_stays_cancelled(slurm, site, write_spec, tmp_path):
     job = submit_stand_in(slurm, site, write_spec("cancelled"), tmp_path, "touch here\nexec sleep 600")
     slurm.wait_until((tmp_path / "runs/cancelled/here").exists, "the program")
     slurm.run("scancel", job)
@@ -211,16 +206,13 @@ def test_a_cancelled_job_stays_cancelled(slurm: Slurm, site: Path, write_spec: W
          "sbatch refused (exit status 1): sbatch: error: invalid partition specified: nowhere"),
     ],
 )  # fmt: skip
-def test_what_slurm_does_not_take_is_refused_in_one_line(
-    slurm: Slurm, site: Path, write_spec: WriteSpec, tmp_path: Path,
-    name: str, keys: tuple[str, ...], status: int, said: str,
-) -> None:  # fmt: skip
+def test_what_slurm_does_not_take_is_refused_in_one_line(slurm, site, write_spec, tmp_path, name, keys, status, said):
     assert said in submit(slurm, site, write_spec(name), *keys, status=status)
     assert not (tmp_path / "runs" / name / "job/submitted.jsonl").exists()
 
 
 @pytest.mark.nightly
-def test_the_doctor_checks_the_nodes_of_a_site_in_a_job(slurm: Slurm, site: Path, tmp_path: Path) -> None:
+def test_the_doctor_checks_the_nodes_of_a_site_in_a_job(slurm, site, tmp_path):
     caps, words = "walltime_caps=[{nodes: 3, walltime: 1:00}]", ("--submit", "--nodes", "2", "--run-dir", str(tmp_path))
     keys = (*BY_TORCH, "check_nodes=true")
     status, said = slurm.program("doctor", "--site", str(site), *words, "--set", caps, *set_words(keys))
@@ -260,9 +252,7 @@ world.close()
         pytest.param("mpirun --bind-to none", 2, 1, "mpirun (Open MPI)", "horovod", marks=pytest.mark.nightly),
     ],
 )
-def test_ranks_know_their_places_on_their_nodes(
-    slurm: Slurm, tmp_path: Path, launcher: str, nodes: int, each: int, name: str, backend: str
-) -> None:
+def test_ranks_know_their_places_on_their_nodes(slurm, tmp_path, launcher, nodes, each, name, backend):
     """Nobody names the back end: without PMIx it is torch.distributed."""
     (tmp_path / "world.py").write_text(WORLD)
     job = slurm.submit(
@@ -276,7 +266,7 @@ def test_ranks_know_their_places_on_their_nodes(
     ]
 
 
-def test_a_stopped_cluster_leaves_no_process(slurm: Slurm, tmp_path: Path) -> None:
+def test_a_stopped_cluster_leaves_no_process(slurm, tmp_path):
     """Stopped in the middle of a job whose script and step ignore what asks them to end."""
     script = "#!/bin/bash\ntrap '' TERM\nsrun -N2 bash -c 'trap \"\" TERM; echo here; while :; do sleep 1; done'\n"
     with running_slurm(tmp_path) as second:
@@ -320,9 +310,7 @@ def _states(slurm: Slurm, sweep: str) -> dict[str, str]:
 
 
 @pytest.mark.nightly
-def test_an_array_with_one_run_killed_and_then_that_one_alone(
-    slurm: Slurm, sweep: str, site: Path, tmp_path: Path
-) -> None:
+def test_an_array_with_one_run_killed_and_then_that_one_alone(slurm, sweep, site, tmp_path):
     folder = tmp_path / "runs/batch_size"
     killed, kept = folder / "gpus-4", folder / "gpus-2"
     words = (sweep, "--site", str(site), "--walltime", "0:30")
@@ -403,7 +391,7 @@ def pbs(slurm: Slurm, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Slurm:
 
 
 @pytest.mark.nightly
-def test_a_pbs_job_hands_over_to_the_next_one(pbs: Slurm, whole: Path, write_spec: WriteSpec, tmp_path: Path) -> None:
+def test_a_pbs_job_hands_over_to_the_next_one(pbs, whole, write_spec, tmp_path):
     spec, run, site = write_spec(**EPOCHS), tmp_path / "runs/run", tmp_path / "site.yaml"
     site.write_text(PBS_SITE.replace("WRAPPERS", str(tmp_path / "bin")))
     status, said = pbs.program("submit", str(spec), "--site", str(site), "--nodes", "2", "--walltime", "0:30")

@@ -9,14 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from summit_train.cluster.job import Job
+from summit_train.cluster.job import Job, render
 from summit_train.cluster.scheduler import environment_outside
 from summit_train.cluster.site import Site, load_site
 from summit_train.cluster.submit import chain, job_states, prepare_job, record, submissions, write_job
 from summit_train.core.errors import RunFailed, UserError
 from summit_train.spec import Spec, load_spec
 from tests.conftest import WriteSpec
-from tests.standins import Standins
 
 SLURM, SUMMIT, LSF = (load_site(name) for name in ("slurm_generic", "summit", "lsf_generic"))
 PBS, FLUX = load_site("pbs_generic"), load_site("flux_generic")
@@ -27,16 +26,22 @@ def spec(write_spec: WriteSpec) -> Spec:
     return load_spec(write_spec("a b; $(touch x)"))
 
 
+@pytest.fixture
+def runs(tmp_path: Path) -> list[Path]:
+    """The folders of two runs, of an array."""
+    return [tmp_path / "runs" / name for name in ("one", "two")]
+
+
 def _job(spec: Spec, runs: Sequence[Path] = ()) -> Job:
     return Job(spec.name, tuple(runs) or (spec.run_path,), 2, 60, spec.run_path.parent, "/venv/bin/python")
 
 
 def _written(spec: Spec, site: Site) -> tuple[Job, Path]:
     job = _job(spec)
-    return job, write_job(site, job, [spec])
+    return job, write_job(site, job, render(site, job), [spec])
 
 
-def test_the_run_directory_gets_spec_and_script(spec: Spec) -> None:
+def test_the_run_directory_gets_spec_and_script(spec):
     folder = spec.run_path / "job"
     folder.mkdir(parents=True)
     for mark in ("done", "requeues", "last_job", "submitted.jsonl", "7.out"):
@@ -44,78 +49,67 @@ def test_the_run_directory_gets_spec_and_script(spec: Spec) -> None:
     _, script = _written(spec, SLURM)
     assert script == folder / "job.sh"
     assert load_spec(folder / "spec.yaml") == spec
-    # Marks of an earlier submission would end or bound this one; what was submitted and said before stays.
+    # Marks of an earlier submission would end or bound this one; its record and its output stay.
     assert {path.name for path in folder.iterdir()} == {"job.sh", "job.json", "spec.yaml", "submitted.jsonl", "7.out"}
 
 
-def test_an_array_has_its_script_apart_from_its_runs(spec: Spec, tmp_path: Path) -> None:
-    runs = [tmp_path / "runs" / name for name in ("one", "two")]
+def test_an_array_has_its_script_apart_from_its_runs(spec, runs, tmp_path):
     specs = [spec.model_copy(update={"name": run.name}) for run in runs]
-    script = write_job(SLURM, _job(spec, runs), specs, tmp_path / "sweep")
-    assert script == tmp_path / "sweep/job.sh"
+    script = write_job(SLURM, _job(spec, runs), "script\n", specs, tmp_path / "sweep")
+    assert script == tmp_path / "sweep/job.sh" and script.read_text() == "script\n"
     assert [load_spec(run / "job/spec.yaml").name for run in runs] == ["one", "two"]
     with pytest.raises(ValueError, match=r"zip\(\)"):
-        write_job(SLURM, _job(spec, runs), specs[:1])
+        write_job(SLURM, _job(spec, runs), "", specs[:1])
 
 
-def test_sbatch_is_called_in_the_scripts_folder(standins: Standins, spec: Spec) -> None:
+@pytest.mark.parametrize(
+    ("answer", "after", "words"),
+    [
+        ("88;cluster\n", None, ["--parsable", "job.sh"]),
+        ("charged to abc123\n88\n", "4711", ["--parsable", "--dependency=afterany:4711", "job.sh"]),
+    ],
+)
+def test_sbatch_is_called_in_the_scripts_folder(standins, spec, answer, after, words):
     """So the relative --output of the script is there, whatever characters the path has."""
     _, script = _written(spec, SLURM)
-    for answer, after, words in (
-        ("4711;cluster\n", None, ["--parsable", "job.sh"]),
-        ("charged to abc123\n88\n", "4711", ["--parsable", "--dependency=afterany:4711", "job.sh"]),
-    ):
-        (standins.folder / "sbatch").write_text(answer)
-        assert SLURM.batch.submit(script, "srun", after) == ("88" if after else "4711")
-        call = standins.calls("sbatch")[-1]
-        assert (call["words"], call["folder"]) == (words, str(spec.run_path / "job"))
+    (standins.folder / "sbatch").write_text(answer)
+    assert SLURM.batch.submit(script, "srun", after) == "88"
+    (call,) = standins.calls("sbatch")
+    assert (call["words"], call["folder"]) == (words, str(spec.run_path / "job"))
 
 
-def test_an_answer_without_a_job_is_passed_on(standins: Standins, spec: Spec) -> None:
+def test_an_answer_without_a_job_is_passed_on(standins, spec):
     _, script = _written(spec, SLURM)
     (standins.folder / "sbatch").write_text("welcome to the cluster\n")
     with pytest.raises(RunFailed, match="sbatch answered 'welcome to the cluster', which names no job"):
         SLURM.batch.submit(script, "srun", None)
 
 
-@pytest.mark.parametrize(("site", "named"), [(SUMMIT, True), (LSF, False)])
-def test_bsub_is_named_the_script_or_reads_it(standins: Standins, spec: Spec, site: Site, named: bool) -> None:
-    _, script = _written(spec, site)
-    assert site.batch.submit(script, site.launcher, None) == "101"
-    assert site.batch.submit(script, site.launcher, "101") == "102"
-    first, second = standins.jobs()
-    assert (first["script"], first["named"], first["folder"]) == (script.read_text(), named, str(script.parent))
-    assert second["options"]["-w"] == "ended(101)" and "-w" not in first["options"]
-
-
-@pytest.mark.parametrize(("site", "ids", "waits"), [
-    (PBS, ("101.pbs", "102.pbs"), ("-W", "depend=afterany:101.pbs")),
-    (FLUX, ("fA101", "fA102"), ("--dependency", "afterany:fA101")),
-])  # fmt: skip
-def test_jobs_of_pbs_and_flux_wait_for_each_other(
-    standins: Standins, spec: Spec, site: Site, ids: tuple[str, str], waits: tuple[str, str]
-) -> None:
+@pytest.mark.parametrize(
+    ("site", "named", "ids", "option", "after"),
+    [
+        (SUMMIT, True, ["101", "102", "103"], "-w", "ended({})"),
+        (LSF, False, ["101", "102", "103"], "-w", "ended({})"),
+        (PBS, True, ["101.pbs", "102.pbs", "103.pbs"], "-W", "depend=afterany:{}"),
+        (FLUX, True, ["fA101", "fA102", "fA103"], "--dependency", "afterany:{}"),
+    ],
+)
+def test_the_jobs_of_a_chain_wait_for_each_other_and_are_recorded(standins, spec, site, named, ids, option, after):
+    """named: the command is given the script's name, or reads it from its standard input."""
     job, script = _written(spec, site)
-    assert chain(site, job, script, 2) == list(ids)
-    first, second = standins.jobs()
-    assert (first["script"], first["folder"]) == (script.read_text(), str(script.parent))
-    assert waits[0] not in first["options"] and second["options"][waits[0]] == waits[1]
-
-
-def test_a_chain_is_recorded_job_by_job(standins: Standins, spec: Spec) -> None:
-    job, script = _written(spec, LSF)
-    assert chain(LSF, job, script, 1) == ["101"] and not (spec.run_path / "job/last_job").exists()
-    assert chain(LSF, job, script, 2) == ["102", "103"]
-    assert [each["options"].get("-w") for each in standins.jobs()] == [None, None, "ended(102)"]
-    assert (spec.run_path / "job/last_job").read_text() == "103\n"
-    text = (spec.run_path / "job/submitted.jsonl").read_text()
+    assert chain(site, job, script, 1) == ids[:1] and not (spec.run_path / "job/last_job").exists()
+    assert chain(site, job, script, 2) == ids[1:]
+    assert (spec.run_path / "job/last_job").read_text() == f"{ids[2]}\n"
+    jobs = standins.jobs()
+    for each in jobs:
+        assert (each["script"], each["named"], each["folder"]) == (script.read_text(), named, str(script.parent))
+    assert [each["options"].get(option) for each in jobs][1:] == [None, after.format(ids[1])]
     lines = submissions(spec.run_path)
-    assert [line["id"] for line in lines] == ["101", "102", "103"] and text.count("\n") == 3
-    assert lines[0].pop("time") <= lines[1]["time"]
+    assert [line["id"] for line in lines] == ids and lines[0].pop("time") <= lines[1]["time"]
     assert lines[0] == {
-        "id": "101",
-        "site": "lsf_generic",
-        "scheduler": "lsf",
+        "id": ids[0],
+        "site": site.name,
+        "scheduler": site.scheduler,
         "script": str(script),
         "spec": str(spec.run_path / "job/spec.yaml"),
         "nodes": 2,
@@ -123,68 +117,77 @@ def test_a_chain_is_recorded_job_by_job(standins: Standins, spec: Spec) -> None:
     }
 
 
-def test_states_of_slurm_jobs(standins: Standins) -> None:
-    (standins.folder / "squeue").write_text(
-        "1 PENDING\n2 RUNNING\n3 COMPLETING\n4_1 RUNNING\n4_2 PENDING\n5_7 PENDING\n44 RUNNING\n6 REQUEUE_HOLD\n"
-    )
-    ids = ["1", "2", "3", "4", "4_1", "4_2", "4_3", "5", "6", "7"]
-    states = ["queued", "running", "running", "running", "running", "queued", "gone", "queued", "queued", "gone"]
-    assert job_states(SLURM, ids) == dict(zip(ids, states, strict=True))
-    assert job_states(SLURM, []) == {}
-    assert len(standins.calls("squeue")) == 1
+@pytest.mark.parametrize(
+    ("site", "file", "text", "states"),
+    [
+        (
+            SLURM,
+            "squeue",
+            "1 PENDING\n2 RUNNING\n3 COMPLETING\n4_1 RUNNING\n4_2 PENDING\n5_7 PENDING\n44 RUNNING\n6 REQUEUE_HOLD\n",
+            "1 queued 2 running 3 running 4 running 4_1 running 4_2 queued 4_3 gone 5 queued 6 queued 7 gone",
+        ),
+        (
+            LSF,
+            "bjobs",
+            "1 0 PEND\n2 0 RUN\n4 1 RUN\n4 2 PEND\n5 7 PSUSP\n",
+            "1 queued 2 running 4 running 4[1] running 4[2] queued 4[3] gone 5 queued 7 gone",
+        ),
+        (
+            PBS,
+            "qselect",
+            "1.pbs Q\n2.pbs R\n3.pbs H\n6.pbs E\n",
+            "1.pbs queued 2.pbs running 3.pbs queued 5.pbs gone 6.pbs running",
+        ),
+        (
+            FLUX,
+            "jobs",
+            "fA1 DEPEND\nfA2 RUN\nfA3 SCHED\nfA4 CLEANUP\n",
+            "fA1 queued fA2 running fA3 queued fA4 running fA5 gone",
+        ),
+    ],
+)
+def test_states_of_jobs(standins, site, file, text, states):
+    (standins.folder / file).write_text(text)
+    words = states.split()
+    ids = words[::2]
+    assert job_states(site, ids) == dict(zip(ids, words[1::2], strict=True))
+    (standins.folder / file).unlink()
+    assert job_states(site, ids[:1]) == {ids[0]: "gone"}
+    calls = len(standins.calls(file))
+    assert job_states(site, []) == {} and len(standins.calls(file)) == calls
 
 
-def test_states_of_lsf_jobs(standins: Standins) -> None:
-    (standins.folder / "bjobs").write_text("1 0 PEND\n2 0 RUN\n4 1 RUN\n4 2 PEND\n5 7 PSUSP\n")
-    ids = ["1", "2", "4", "4[1]", "4[2]", "4[3]", "5", "7"]
-    states = ["queued", "running", "running", "running", "queued", "gone", "queued", "gone"]
-    assert job_states(LSF, ids) == dict(zip(ids, states, strict=True))
-    (standins.folder / "bjobs").unlink()
-    assert job_states(LSF, ["1"]) == {"1": "gone"}
-
-
-def test_states_of_pbs_jobs(standins: Standins) -> None:
-    (standins.folder / "qselect").write_text("1.pbs Q\n2.pbs R\n3.pbs H\n6.pbs E\n")
-    ids = ["1.pbs", "2.pbs", "3.pbs", "5.pbs", "6.pbs"]
-    states = ["queued", "running", "queued", "gone", "running"]
-    assert job_states(PBS, ids) == dict(zip(ids, states, strict=True))
-    (standins.folder / "qselect").unlink()
-    assert job_states(PBS, ["1.pbs"]) == {"1.pbs": "gone"}
-
-
-def test_states_of_flux_jobs(standins: Standins) -> None:
-    (standins.folder / "jobs").write_text("fA1 DEPEND\nfA2 RUN\nfA3 SCHED\nfA4 CLEANUP\n")
-    ids = ["fA1", "fA2", "fA3", "fA4", "fA5"]
-    states = ["queued", "running", "queued", "running", "gone"]
-    assert job_states(FLUX, ids) == dict(zip(ids, states, strict=True))
-
-
-def test_members_of_an_array(spec: Spec, tmp_path: Path) -> None:
-    runs = [tmp_path / "runs" / name for name in ("one", "two")]
+def test_members_of_an_array(spec, runs, tmp_path):
     job = _job(spec, runs)
-    write_job(SLURM, job, [spec, spec], tmp_path / "sweep")
+    for run in runs:
+        (run / "job").mkdir(parents=True)
     for site, one in ((SLURM, job), (LSF, job), (SLURM, replace(job, runs=job.runs[:1]))):
         record(site, one, tmp_path / "sweep/job.sh", "7")
     assert [[line["id"] for line in submissions(run)] for run in runs] == [["7_1", "7[1]", "7"], ["7_2", "7[2]"]]
 
 
-def test_another_schedulers_number_says_nothing_here(standins: Standins, spec: Spec) -> None:
+def test_another_schedulers_number_says_nothing_here(standins, spec):
     job, script = _written(spec, SLURM)
     record(SLURM, job, script, "8")
     (standins.folder / "squeue").write_text("8 PENDING\n")
     with pytest.raises(UserError, match="job 8 is queued; wait for it, or cancel it first"):
-        prepare_job(SLURM, job, spec)
+        prepare_job(SLURM, job, "", spec)
     (standins.folder / "bjobs").write_text("8 0 RUN\n")
-    assert prepare_job(LSF, job, spec) == script
+    assert prepare_job(LSF, job, "", spec) == script
 
 
-def test_what_tells_of_a_job_does_not_reach_the_next_one() -> None:
+def test_what_tells_of_a_job_does_not_reach_the_next_one(monkeypatch):
     inside = {
         "SLURM_MEM_PER_CPU": "100", "SLURM_JOB_ID": "7", "SBATCH_TIMELIMIT": "1", "SRUN_CPUS_PER_TASK": "2",
         "PBS_JOBID": "7", "LSB_JOBID": "7", "FLUX_JOB_ID": "f7",
     }  # fmt: skip
     stays = {"SLURM_CONF": "/etc/a", "SBATCH_ACCOUNT": "b", "LSB_BSUB_PARSE_SCRIPT": "y", "FLUX_URI": "c", "HOME": "/d"}
     assert environment_outside(inside | stays) == stays
+    for name, value in (inside | stays).items():
+        monkeypatch.setenv(name, value)
+    line = SLURM.batch.by_hand(Path("/run/job/job.sh"), "srun")
+    assert line.startswith("cd /run/job && env --unset=FLUX_JOB_ID --unset=LSB_JOBID ")
+    assert line.endswith(" --unset=SLURM_MEM_PER_CPU --unset=SRUN_CPUS_PER_TASK sbatch --parsable job.sh")
 
 
 @pytest.mark.parametrize(
@@ -196,16 +199,14 @@ def test_what_tells_of_a_job_does_not_reach_the_next_one() -> None:
         (FLUX, "--requires", "-host:n4.cluster,10.0.0.7"),
     ],
 )
-def test_nodes_that_are_known_as_bad_are_not_asked_for(
-    standins: Standins, spec: Spec, site: Site, option: str, value: str
-) -> None:
+def test_nodes_that_are_known_as_bad_are_not_asked_for(standins, spec, site, option, value):
     job, script = _written(spec, site)
     (script.parent / "bad_nodes").write_text("n4.cluster: ECC\n# n5\n10.0.0.7 slow\n")
     chain(site, job, script, 1)
     assert standins.jobs()[-1]["options"][option] == value
 
 
-def test_every_resource_requirement_of_an_lsf_script_is_repeated(tmp_path: Path) -> None:
+def test_every_resource_requirement_of_an_lsf_script_is_repeated(tmp_path):
     """As profiles may write it."""
     script = tmp_path / "job.sh"
     script.write_text(
@@ -217,13 +218,10 @@ def test_every_resource_requirement_of_an_lsf_script_is_repeated(tmp_path: Path)
     assert LSF.batch.words(script, "mpirun") == ["bsub"]
 
 
-def test_slurm_is_told_the_bad_nodes_of_all_runs_by_its_own_names(
-    standins: Standins, spec: Spec, tmp_path: Path
-) -> None:
+def test_slurm_gets_the_bad_nodes_of_all_runs_by_its_own_names(standins, spec, runs, tmp_path):
     """sbatch refuses the name of a node with its domain."""
-    runs = [tmp_path / "runs" / name for name in ("one", "two")]
     job = _job(spec, runs)
-    script = write_job(SLURM, job, [spec.model_copy(update={"name": run.name}) for run in runs], tmp_path / "sweep")
+    script = write_job(SLURM, job, "", [spec, spec], tmp_path / "sweep")
     (runs[0] / "job/bad_nodes").write_text("n4.cluster: ECC\n10.0.0.7 slow\n")
     (runs[1] / "job/bad_nodes").write_text("n6 slow\nn4 slow\n")
     (standins.folder / "sbatch").write_text("88\n")

@@ -15,18 +15,9 @@ import torch
 
 from summit_train import __version__
 from summit_train.core import machine
-from summit_train.core.machine import (
-    TESTED_TORCH,
-    instruction_sets,
-    processor_digest,
-    processor_name,
-    untested,
-    warn_untested,
-)
+from summit_train.core.machine import TESTED_TORCH, instruction_sets, processor_digest, processor_name, untested
 from tests.conftest import WriteSpec
 from tests.worlds import ROOT, Say, train
-
-glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="malloc is not glibc's")
 
 X86 = "processor\t: 0\ncpu family\t: 6\nmodel name\t: A B 1\nflags\t\t: sse2 avx2\ncpu MHz\t\t: 1\nmodel name\t: C\n"
 POWER = "processor\t: 0\ncpu\t\t: POWER9, altivec supported\nclock\t\t: 2300MHz\n"
@@ -38,16 +29,15 @@ POWER = "processor\t: 0\ncpu\t\t: POWER9, altivec supported\nclock\t\t: 2300MHz\
     ids=["x86", "power"],
 )
 def test_name_and_flags(monkeypatch: pytest.MonkeyPatch, text: str, name: str, flags: set[str]) -> None:
+    def digest(found: str, setting: str = "a") -> str:
+        monkeypatch.setattr(Path, "read_text", lambda path, **_: found)
+        return processor_digest(setting)
+
     monkeypatch.setattr(Path, "is_file", lambda path: True)
-    monkeypatch.setattr(Path, "read_text", lambda path, **_: text)
+    before = digest(text)
     assert (processor_name(), instruction_sets()) == (name, flags)
-    before = processor_digest("a")
-    monkeypatch.setattr(
-        Path, "read_text", lambda path, **_: text.replace("2300", "2400").replace("MHz\t\t: 1", "MHz: 2")
-    )
-    assert processor_digest("a") == before != processor_digest("b")
-    monkeypatch.setattr(Path, "read_text", lambda path, **_: text.replace("avx2", "").replace("9", "10"))
-    assert processor_digest("a") != before
+    assert digest(text.replace("2300", "2400").replace("MHz\t\t: 1", "MHz: 2")) == before != digest(text, "b")
+    assert digest(text.replace("avx2", "").replace("9", "10")) != before
 
 
 GIB = 1 << 30
@@ -110,17 +100,11 @@ def faults(way: str, floats: int) -> int:
     return int(subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout)
 
 
-@glibc
-def test_a_block_of_64_mib_is_taken_from_the_system_once() -> None:
-    """Counted in page faults: ten blocks of 64 MiB are 10 x 16,384 pages of 4 KiB (fewer where pages are huge)."""
-    assert faults("keep_freed_memory", 16 << 20) < 100
-    assert faults("as it is", 16 << 20) > 300
-
-
-@glibc
-def test_readers_keep_the_frames_of_a_clip_and_give_large_blocks_back() -> None:
-    assert faults("keep_freed_frames", 2 << 20) < 100
-    assert faults("keep_freed_frames", 16 << 20) > 300
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="malloc is not glibc's")
+def test_blocks_of_freed_memory_are_kept() -> None:
+    """Ten blocks of 64 MiB are 10 x 16,384 pages of 4 KiB (fewer where pages are huge); readers give those back."""
+    assert faults("keep_freed_memory", 16 << 20) < 100 < 300 < faults("as it is", 16 << 20)
+    assert faults("keep_freed_frames", 2 << 20) < 100 < 300 < faults("keep_freed_frames", 16 << 20)
 
 
 _HOARD = """
@@ -148,15 +132,12 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
-@pytest.mark.parametrize(
-    ("version", "known"),
-    [("2.6.9", False), ("2.7.0", True), ("2.9.1+cu126", True), ("2.15.3", True), ("2.16.0a0+git1", False),
-     ("3.0", False)],
-)  # fmt: skip
-def test_minor_versions_are_compared_as_numbers(version: str, known: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_minor_versions_are_compared_as_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "TESTED_TORCH", ("2.7", "2.15"))
-    text = f"torch {version} was not tested with summit_train {__version__} (tested: 2.7 to 2.15)"
-    assert untested(version) == ("" if known else text)
+    assert [untested(version) for version in ("2.7.0", "2.9.1+cu126", "2.15.3")] == [""] * 3
+    for version in ("2.6.9", "2.16.0a0+git1", "3.0"):
+        text = f"torch {version} was not tested with summit_train {__version__} (tested: 2.7 to 2.15)"
+        assert untested(version) == text
 
 
 def test_what_was_tested_is_in_the_page_and_reaches_down_to_the_requirement() -> None:
@@ -185,11 +166,11 @@ def test_one_rank_of_a_training_warns_and_a_plan_does_not(write_spec: WriteSpec,
     assert train(2, spec).count("was not tested") == 1
 
 
-def test_each_environment_and_each_version_has_its_warning(
+def test_each_environment_warns(
     cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def warns(version: str = "2.0") -> bool:
-        warn_untested(version)
+        machine.warn_untested(version)
         return capsys.readouterr().err.count("\n") == 1
 
     assert warns() and not warns() and warns("2.1") and not warns("2.1")

@@ -62,11 +62,7 @@ def test_a_callable_is_called_at_once_by_the_names_of_its_arguments(parts: Path)
     ("name", "options", "message"),
     [
         ("Adds", {"les": 1}, "Adds(more=1) must take les: got an unexpected keyword argument 'les'"),
-        (
-            "multiply",
-            {"bye": 1},
-            "multiply(number, by=2) must take number, bye: got an unexpected keyword argument 'bye'",
-        ),
+        ("multiply", {"bye": 1}, "multiply(number, by=2) must take number, bye: got an unexpected keyword argument"),
         (
             "multiply",
             {"number": 1},
@@ -93,9 +89,7 @@ def test_another_process_does_not_run_a_file_that_has_changed(parts: Path) -> No
     assert part.make("number")(3) == 6
 
 
-def test_a_name_through_a_package_stands_for_the_files_that_it_imports(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_digest_of_a_package_is_of_the_files_it_imports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """lib/__init__.py -> losses.py -> deep/util.py; other.py is imported by none of them."""
     monkeypatch.syspath_prepend(tmp_path)
     files = {
@@ -106,24 +100,23 @@ def test_a_name_through_a_package_stands_for_the_files_that_it_imports(
         "more.py": "ONE = 1\n",
         "other.py": "TWO = 2\n",
     }
+    library = tmp_path / "own_lib"
+    (library / "deep").mkdir(parents=True)
     for name, text in files.items():
-        (tmp_path / "own_lib" / name).parent.mkdir(exist_ok=True, parents=True)
-        (tmp_path / "own_lib" / name).write_text(text)
+        (library / name).write_text(text)
     part = OwnPart.open("loss.kind", "own_lib:mine", {})
     assert part.make("number")(2) == 3
     for name, text in files.items():
-        (tmp_path / "own_lib" / name).write_text(f"{text}#")
-        is_same = digest_of("loss.kind", "own_lib:mine") == part.digest
-        (tmp_path / "own_lib" / name).write_text(text)
-        assert is_same == (name == "other.py"), name
-    assert digest_of("loss.kind", "own_lib:mine") == part.digest
-    (tmp_path / "own_lib/losses.py").write_text("def mine(number):\n    return 0\n")
+        (library / name).write_text(f"{text}#")
+        assert (digest_of("loss.kind", "own_lib:mine") == part.digest) == (name == "other.py"), name
+        (library / name).write_text(text)
+    (library / "losses.py").write_text("def mine(number):\n    return 0\n")
     with pytest.raises(UserError, match="own_lib:mine has changed since the run began"):
         part.make("number")
 
 
 @pytest.mark.parametrize("name", ["own_alone:mine", "torch.nn:Linear"])
-def test_a_module_of_one_file_or_of_an_installed_package_is_its_file(
+def test_the_digest_of_a_lone_module_is_that_of_its_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.syspath_prepend(tmp_path)

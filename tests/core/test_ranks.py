@@ -19,18 +19,7 @@ from summit_train.__main__ import main
 from summit_train.cli.train import add_arguments
 from tests.conftest import WriteSpec, made_once, spec_writer
 from tests.runs import assert_bit_equal, final_state
-from tests.worlds import (
-    PATIENCE_S,
-    ROOT,
-    bench_script,
-    environment,
-    lines,
-    main_said,
-    needs_ranks,
-    run,
-    start,
-    train,
-)
+from tests.worlds import PATIENCE_S, ROOT, Say, bench_script, environment, needs_ranks, refused, run, start, train
 
 VETH = bench_script("veth")
 TORCHRUN = ("-m", "torch.distributed.run")
@@ -81,10 +70,8 @@ def test_a_signal_asks_every_rank_to_stop(number: signal.Signals) -> None:
     with _waiting(asked, asked) as process:
         process.send_signal(number)
         output, _ = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == 85
-    assert (
-        output.count("asked\n") == 2 and output.count("are asked to save a checkpoint and stop; a second SIGINT") == 1
-    )
+    assert process.returncode == 85 and output.count("asked\n") == 2
+    assert output.count("are asked to save a checkpoint and stop; a second SIGINT") == 1
 
 
 def test_a_second_sigint_ends_the_ranks() -> None:
@@ -170,9 +157,9 @@ def test_ranks_of_two_hosts_give_the_bits_of_one(write_spec: WriteSpec, tmp_path
         hosts.write_text("".join(f"{address} {name}\n" for address, name in zip(VETH.HOSTS, names, strict=True)))
 
         def on(name: str, *words: str, **env: str) -> subprocess.Popen[str]:
-            command, env = [str(agent), name, sys.executable, *words], environment(**env)
             pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-            return subprocess.Popen(command, env=env, cwd=ROOT, text=True, **pipes)
+            command = [str(agent), name, sys.executable, *words]
+            return subprocess.Popen(command, env=environment(**env), cwd=ROOT, text=True, **pipes)
 
         meeting = ("--nnodes", "2", "--nproc-per-node", "1", "--rdzv-backend", "c10d", "--rdzv-endpoint")
         torchrun = (*TORCHRUN, *meeting, f"{names[0]}:29500", *TRAIN, spec, "name=torchrun")
@@ -197,8 +184,7 @@ def test_the_ranks_get_every_option_of_train(monkeypatch: pytest.MonkeyPatch, wr
     assert calls == [(["train", spec, "seed=1", "seed=2", *passed_on], 4, ["a", "b"])]
     parser = argparse.ArgumentParser(add_help=False)
     add_arguments(parser)
-    known = {"--ranks", "--hosts", *(word for word in passed_on if word.startswith("--"))}
-    assert set(re.findall(r"--[a-z-]+", parser.format_usage())) == known
+    assert set(re.findall(r"--[a-z-]+", parser.format_usage())) == {"--ranks", "--hosts", "--trace", "--more-epochs"}
 
 
 @needs_ranks
@@ -207,7 +193,7 @@ def test_a_mistake_that_the_ranks_find_ends_them_with_2(write_spec: WriteSpec) -
     words = (str(write_spec()), "data.train=gone.csv", "--ranks", "2")
     status, output = run(0, *TRAIN, *words, env={"SUMMIT_TRAIN_COMM": "horovod"})
     assert status == 2
-    how, *said = lines(output)
+    how, *said = output.splitlines()
     assert how.startswith("2 ranks joined by horovod")
     assert said[0].startswith("summit-train: ") and all("data.train: gone.csv not found" in line for line in said)
 
@@ -247,15 +233,27 @@ def _addresses(processes: Iterable[int]) -> dict[str, set[str]]:
     return found
 
 
-@pytest.mark.parametrize("comm", [pytest.param("horovod", marks=[needs_ranks, pytest.mark.nightly]), "torch"])
-def test_ranks_of_one_machine_listen_on_the_loopback_alone(write_spec: WriteSpec, tmp_path: Path, comm: str) -> None:
-    spec = str(write_spec(schedule={"epochs": 200}))
-    process = start(0, *TRAIN, spec, "--ranks", "2", env={"SUMMIT_TRAIN_COMM": comm})
+def _started_ranks(spec: Path, comm: str) -> tuple[subprocess.Popen[str], list[Path]]:
+    """Start two ranks, and wait until they train: the starter, and the folders of the ranks in /proc."""
+    process = start(0, *TRAIN, str(spec), "--ranks", "2", env={"SUMMIT_TRAIN_COMM": comm})
     assert process.stdout is not None
-    while not (tmp_path / "runs/run/metrics.jsonl").exists():
+    while not (spec.parent / "runs/run/metrics.jsonl").exists():
         assert process.stdout.readline(), "the ranks ended early"
-    ranks = [int(path.parent.name) for path in Path("/proc").glob("[0-9]*/environ") if _is_rank_of(path, spec)]
-    found = _addresses(ranks)
+    return process, [folder for folder in Path("/proc").glob("[0-9]*") if _is_rank_of(folder, str(spec))]
+
+
+def _is_rank_of(folder: Path, spec: str) -> bool:
+    try:
+        words = (folder / "cmdline").read_bytes().split(b"\0")
+        return spec.encode() in words and b"--ranks" not in words and b"mpirun" not in words[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+@pytest.mark.parametrize("comm", [pytest.param("horovod", marks=[needs_ranks, pytest.mark.nightly]), "torch"])
+def test_ranks_of_one_machine_listen_on_the_loopback_alone(write_spec: WriteSpec, comm: str) -> None:
+    process, ranks = _started_ranks(write_spec(schedule={"epochs": 200}), comm)
+    found = _addresses(int(rank.name) for rank in ranks)
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 85 and len(ranks) >= 2, output
@@ -263,16 +261,8 @@ def test_ranks_of_one_machine_listen_on_the_loopback_alone(write_spec: WriteSpec
     assert found == {"tcp": loopback if comm == "torch" else set(), "udp": loopback}
 
 
-def _is_rank_of(path: Path, spec: str) -> bool:
-    try:
-        words = path.with_name("cmdline").read_bytes().split(b"\0")
-        return spec.encode() in words and b"--ranks" not in words and b"mpirun" not in words[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
 @pytest.mark.parametrize(("files", "workers"), [(22, 0), (20, 1), (55, 1)])
-def test_ranks_that_cannot_open_enough_files_are_refused_in_one_line(
+def test_ranks_without_enough_open_files_are_refused_in_one_line(
     write_spec: WriteSpec, files: int, workers: int
 ) -> None:
     """torch's own words would be a page for each rank, or it would hang."""
@@ -283,17 +273,12 @@ def test_ranks_that_cannot_open_enough_files_are_refused_in_one_line(
 
 
 @needs_ranks
-def test_a_rank_of_mpirun_that_is_killed_is_named(write_spec: WriteSpec, tmp_path: Path) -> None:
-    """mpirun's own words on it are read, and not shown."""
-    spec = str(write_spec(schedule={"epochs": 2000}))
-    process = start(0, *TRAIN, spec, "--ranks", "2", env={"SUMMIT_TRAIN_COMM": "horovod"})
-    assert process.stdout is not None
-    while not (tmp_path / "runs/run/metrics.jsonl").exists():
-        assert process.stdout.readline(), "the ranks ended early"
-    number = re.compile(rb"\0OMPI_COMM_WORLD_RANK=1\0")
-    ranks = [path for path in Path("/proc").glob("[0-9]*/environ") if _is_rank_of(path, spec)]
-    (killed,) = (int(path.parent.name) for path in ranks if number.search(b"\0" + path.read_bytes()))
-    os.kill(killed, signal.SIGKILL)
+def test_a_rank_of_mpirun_that_is_killed_is_named(write_spec: WriteSpec) -> None:
+    """mpirun's words on it are read, and not shown."""
+    process, ranks = _started_ranks(write_spec(schedule={"epochs": 2000}), "horovod")
+    number = b"\0OMPI_COMM_WORLD_RANK=1\0"
+    (killed,) = (rank for rank in ranks if number in b"\0" + (rank / "environ").read_bytes())
+    os.kill(int(killed.name), signal.SIGKILL)
     output, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 137
     assert "rank 1 was ended by SIGKILL\n" in output and "mpirun noticed" not in output and "---" not in output
@@ -310,7 +295,7 @@ def test_what_mpirun_itself_cannot_do_is_said(write_spec: WriteSpec) -> None:
 def test_torchrun_says_last_why_a_rank_failed() -> None:
     status, output = run(0, *TORCHRUN, "--nproc-per-node", "1", *TRAIN, "gone.yaml")
     assert status == 1
-    reason, border = lines(output)[-2:]
+    reason, border = output.strip().splitlines()[-2:]
     assert reason.startswith("  traceback : summit-train: gone.yaml: cannot be read: ") and set(border) == {"="}
 
 
@@ -322,24 +307,13 @@ def test_torchrun_says_last_why_a_rank_failed() -> None:
         ("--ranks 3 --hosts a,b", {}, "--ranks must be a multiple of the 2 hosts, got 3"),
         ("--ranks 2 --hosts a,", {}, "--hosts must be names separated by commas, got 'a,'"),
         ("--hosts a,b", {}, "--hosts must be used with --ranks N"),
-        (
-            "--ranks 2",
-            {"RANK": "0", "WORLD_SIZE": "2"},
-            "--ranks must be used without a launcher, but torchrun started 2",
-        ),
+        ("--ranks 2", {"RANK": "0", "WORLD_SIZE": "2"}, "--ranks must be used without a launcher, but torchrun start"),
         ("--ranks 2", {"SUMMIT_TRAIN_COMM": "mpi"}, "SUMMIT_TRAIN_COMM must be horovod, torch or auto, got 'mpi'"),
     ],
 )
 def test_ranks_that_cannot_be_started_are_refused(
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    write_spec: WriteSpec,
-    words: str,
-    environ: dict[str, str],
-    message: str,
+    monkeypatch: pytest.MonkeyPatch, say: Say, write_spec: WriteSpec, words: str, environ: dict[str, str], message: str
 ) -> None:
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
-    status, out, err = main_said(capsys, "train", write_spec(), *words.split())
-    assert (status, out) == (2, "")
-    assert err.startswith(f"summit-train: {message}") and err.count("\n") == 1
+    assert refused(say("train", write_spec(), *words.split())).startswith(message)

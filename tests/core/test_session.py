@@ -1,21 +1,21 @@
-"""What a rank that fails leaves for those that started it."""
+"""What a rank that fails leaves for those that started it, and a process's age."""
 
 from __future__ import annotations
 
 import json
+import os
 import threading
 from pathlib import Path
 
 import pytest
 
 from summit_train.core import session
+from summit_train.core.processes import seconds_alive
 from summit_train.core.session import leave_reason
 from tests.worlds import PATIENCE_S
 
 
-def test_the_reason_of_a_failure_is_left_with_torchrun_and_the_job_script(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failures_reason_is_left_with_torchrun_and_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     leave_reason("nobody asked", 1)
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "error.json"))
     monkeypatch.setenv("SUMMIT_TRAIN_FAILURE", str(tmp_path / "failure"))
@@ -52,7 +52,7 @@ def test_only_a_failure_may_end_the_launcher(status: int, tmp_path: Path, monkey
 
 
 @pytest.mark.parametrize(("spares", "named"), [("0 0", False), ("0 1", True), ("", False)])
-def test_the_first_rank_that_fails_names_its_node_where_the_job_can_lose_it(
+def test_the_first_failed_rank_names_its_node(
     spares: str, named: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (job := tmp_path / "job").mkdir()
@@ -63,3 +63,13 @@ def test_the_first_rank_that_fails_names_its_node_where_the_job_can_lose_it(
     assert (job / "failure.1.0").read_text() == "rank 1 on n2: no progress\n"
     found = (job / "bad_nodes").read_text() if (job / "bad_nodes").exists() else ""
     assert found == ("n2 rank 1 on n2: no progress\n" if named else "")
+
+
+def test_a_process_is_older_than_its_child() -> None:
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(writer, repr(seconds_alive()).encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert 0 <= float(os.read(reader, 100)) < seconds_alive()

@@ -8,7 +8,10 @@ import signal
 import socket
 import threading
 import time
+from collections import defaultdict
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -56,12 +59,14 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
 
 class _Before(Neighbour):
-    """A rank before this one that was heard so many seconds ago; None: never."""
+    """A rank before this one that was heard `silent` seconds ago; None: never."""
 
-    who, where = "rank 6 on node3", "in step 8"
+    who = "rank 6 on node3"
+    where = "in step 8"
 
     def __init__(self, silent: float | None) -> None:
-        self._silent, self._refused = silent, 0.0
+        self._silent = silent
+        self._refused = 0.0
 
     def silent_seconds(self) -> float | None:
         return self._silent
@@ -92,7 +97,8 @@ def test_a_rank_that_is_busy_speaks_before_all_that_wait(
     clock: SimpleNamespace, rank: int, waits: bool, silent: float | None, speaks: int, says: str
 ) -> None:
     world = World()
-    world.rank, world.size = rank, 8
+    world.rank = rank
+    world.size = 8
     watchdog = Watchdog(world, None)
     watchdog.at("in step 8", waits=waits)
     clock.now = speaks - 1.0
@@ -145,7 +151,6 @@ def _heard(neighbour: Neighbour) -> float | None:
 
 def test_each_rank_hears_the_one_before_it_on_another_host_and_no_stranger() -> None:
     first, second = _neighbours(2)
-    assert first.silent_seconds() is None and second.silent_seconds() is None
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stranger:
         for words in (b"12345678in step 9", b""):
             stranger.sendto(words, ("127.0.0.1", second._socket.getsockname()[1]))
@@ -175,9 +180,7 @@ def test_ranks_of_one_node_hear_each_other_whatever_its_names() -> None:
 
 
 @pytest.mark.parametrize(("heard_before", "ends"), [(4, True), (0, False)])
-def test_a_next_rank_whose_process_ended_ends_this_one_seconds_later(
-    clock: SimpleNamespace, heard_before: int, ends: bool
-) -> None:
+def test_a_next_rank_that_has_ended_ends_this_one_later(clock: SimpleNamespace, heard_before: int, ends: bool) -> None:
     """Not one whose host refuses datagrams from the beginning, as a firewall does."""
     first, second = _neighbours(2, local_size=2)
     for _ in range(heard_before):
@@ -221,28 +224,30 @@ sys.exit(85)
 
 
 class _Votes(World):
-    """A rank of some; the rounds of their votes are over when all have voted."""
+    """A rank of two; a round of their votes is over when both have voted."""
 
-    def __init__(self, rounds: list[list[list[int]]], size: int) -> None:
+    size = 2
+
+    def __init__(self, rounds: Mapping[int, list[list[int]]]) -> None:
         super().__init__()
-        self.size, self._rounds, self._own = size, rounds, 0
+        self._rounds = rounds
+        self._next = count()
 
     def start_sum(self, numbers: Any) -> Any:
-        if self._own == len(self._rounds):
-            self._rounds.append([])
-        votes, self._own = self._rounds[self._own], self._own + 1
+        votes = self._rounds[next(self._next)]
         votes.append([int(number) for number in numbers])
         return lambda: [sum(column) for column in zip(*votes, strict=True)] if len(votes) == self.size else None
 
 
-def _ballots(size: int) -> list[tuple[Ballot, StopRequest]]:
-    rounds: list[list[list[int]]] = []
-    requests = [StopRequest() for _ in range(size)]
-    return [(Ballot(_Votes(rounds, size), stop), stop) for stop in requests]
+def _ballots() -> tuple[Ballot, Ballot, StopRequest]:
+    """The ballots of two ranks, and the first one's requests."""
+    rounds = defaultdict[int, list[list[int]]](list)
+    asked = StopRequest()
+    return Ballot(_Votes(rounds), asked), Ballot(_Votes(rounds), StopRequest()), asked
 
 
 def test_ranks_leave_together_when_the_last_one_is_done() -> None:
-    (first, _), (second, _) = _ballots(2)
+    first, second, _ = _ballots()
     assert not first.is_over(busy=False)
     assert not first.is_over(busy=False)  # it waits for the first vote of the other one
     assert not second.is_over(busy=True)
@@ -252,18 +257,17 @@ def test_ranks_leave_together_when_the_last_one_is_done() -> None:
 
 
 def test_a_rank_that_waits_is_told_of_each_round_of_the_busy_one() -> None:
-    (first, _), (second, _) = _ballots(2)
+    first, second, _ = _ballots()
     assert not second.is_over(busy=True)
-    told = 0
-    for _ in first.rounds():
-        told += 1
+    number = 0
+    for number, _ in enumerate(first.rounds(), 1):
         assert not second.is_over(busy=True)  # the end of this round
-        assert not second.is_over(busy=told < 3)
-    assert told == 3 and second.is_over(busy=False)
+        assert not second.is_over(busy=number < 3)
+    assert number == 3 and second.is_over(busy=False)
 
 
 def test_a_request_to_one_rank_stops_all_after_the_same_round() -> None:
-    (first, asked), (second, _) = _ballots(2)
+    first, second, asked = _ballots()
     assert not first.is_over(busy=True)
     asked.receive(signal.SIGUSR2, None)  # after its vote
     assert not second.is_over(busy=True)

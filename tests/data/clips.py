@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,9 @@ import pytest
 from summit_train.data.loading import Crop, Sample, Store, read_open
 from summit_train.data.video import films, stream
 from summit_train.data.video.augment import View
-from summit_train.data.video.clips import Frames, VideoClip
+from summit_train.data.video.clips import VideoClip
+from summit_train.data.video.encode import Encoding, open_writer
+from summit_train.data.video.render import Frames
 from summit_train.data.video.source import LIMITS, Encoded, VideoInfo
 
 CLIPS = Path(__file__).parents[2].parent / "shared" / "clips"
@@ -59,6 +61,37 @@ def as_film(path: Path, num_frames: int | None = None) -> Encoded:
         patch.setenv("XDG_CACHE_HOME", os.devnull)
         patch.setattr(films, "MAX_HELD_BYTES", 0)
         return films.Films().load(str(path), None, num_frames, LIMITS)
+
+
+def write_as(
+    path: Path,
+    frames: Frames,
+    fps: int = 25,
+    *,
+    times: Sequence[int] | None = None,
+    rotation: int = 0,
+    **how: Any,
+) -> None:
+    """Write a video as `write_video` does.
+
+    times: of the frames, in units of 1 / fps [0, 1, 2, ...]. rotation: by the display matrix, degrees counterclockwise.
+    """
+    plain = path.with_name(f"plain {path.name}")
+    height, width = frames.shape[1:3]
+    with open_writer(plain, (width, height), fps, Encoding(**how)) as write:
+        for picture, time in zip(frames, range(len(frames)) if times is None else times, strict=True):
+            write(picture, time)
+    if not rotation:
+        plain.rename(path)
+        return
+    with av.open(str(plain)) as source, av.open(str(path), "w") as container:
+        stream = container.add_stream_from_template(source.streams.video[0])
+        stream.set_display_rotation(rotation)
+        for packet in source.demux(video=0):
+            if packet.size:
+                packet.stream = stream
+                container.mux(packet)
+    plain.unlink()
 
 
 def write_sound(path: Path) -> None:

@@ -32,10 +32,9 @@ from summit_train.data.manifest import ManifestRow, write_manifest
 from summit_train.data.video.encode import write_video
 from summit_train.data.video.source import DecodeError, VideoInfo
 from summit_train.data.video.span import Span
+from tests.data.clips import CLIPS, needs_clips
 from tests.worlds import PATIENCE_S
 
-CLIPS = Path(__file__).parents[2].parent / "shared" / "clips"
-needs_clips = pytest.mark.skipif(not CLIPS.is_dir(), reason="the real clips in ../shared/clips are not here")
 FACTS = VideoInfo(9, 29.97, 32, 16, 0.3003, "h264", "ab" * 32)
 
 

@@ -29,9 +29,9 @@ from summit_train.data.batches.loader import test_batches as read_test_batches
 from summit_train.data.batches.loader import whole_videos
 from summit_train.data.batches.order import Order
 from summit_train.data.dataset import Dataset
-from summit_train.data.video.encode import write_video
 from summit_train.spec import Spec, spec_from_values
 from tests.conftest import made_once
+from tests.data.clips import write_as
 from tests.flows import write_folder
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "pixels.json"
@@ -81,7 +81,7 @@ def write_sets(folder: Path) -> None:
     names["pictures"], names["flow"] = ([f"{kind}{number}" for number in range(4)] for kind in ("p", "f"))
     for number, (name, encoding) in enumerate(zip(names["files"], encodings, strict=True)):
         frames = _moving(number)
-        write_video(folder / name, frames, **encoding)
+        write_as(folder / name, frames, **encoding)
         (folder / f"p{number}").mkdir()
         for place, frame in enumerate(frames, 1):
             Image.fromarray(frame).save(folder / f"p{number}" / f"img_{place:05}.png")

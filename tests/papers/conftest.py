@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from tests.bench.conftest import forked_ranks as forked_ranks
+
 Script = Callable[..., dict[str, Any]]
 
 

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import argparse
 import json
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from summit_train.__main__ import main
-from summit_train.bench import weak
 from summit_train.spec import load_spec
 from tests.bench.conftest import SHORT, TINY
 from tests.conftest import WriteSpec
 from tests.papers.conftest import Script
-from tests.worlds import bench_script, forked
+from tests.worlds import bench_script
 
 figure3, published = bench_script("figure3"), bench_script("published")
 
@@ -71,19 +67,10 @@ def test_figure_3b_takes_the_wait_from_the_step_or_from_a_rate(
     assert b"wait for data" in (tmp_path / "b.svg").read_bytes()
 
 
+@pytest.mark.usefixtures("forked_ranks")
 def test_figure_3c_names_the_networks_as_the_paper_does_and_its_bounds(
-    specs: list[str], script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    specs: list[str], script: Script, tmp_path: Path
 ) -> None:
-    """By forks in the place of mpirun, as in tests/bench/test_ranks.py."""
-
-    def answer(command: list[str], timeout: float, environment: dict[str, str]) -> Any:
-        ranks = int(command[command.index("-np") + 1]) if "-np" in command else 0
-        status, output = forked(ranks, partial(main, command[command.index("summit_train") + 1 :]))
-        assert status == 0, output
-        return json.loads(next(line for line in output.splitlines() if line.startswith("{")))
-
-    monkeypatch.setattr(weak, "answer", answer)
-    monkeypatch.setattr(weak, "find_mpirun", lambda: "mpirun")
     words = ("--specs", *specs, "--batch", "2", "--synthetic", "--repeats", "1", "--steps", "1", "--warm-up", "1")
     values = script(figure3, "c", *words, "--ranks", "1,2", "--out", str(tmp_path / "c.svg"))
     assert [network["label"] for network in values["networks"]] == ["TSM, 4 frames", "TSN, 4 frames"]
@@ -92,22 +79,3 @@ def test_figure_3c_names_the_networks_as_the_paper_does_and_its_bounds(
     assert figure3.scalability_text(values).splitlines()[-1] == bounds
     drawn = (tmp_path / "c.svg").read_bytes()
     assert b"Paper, Figure 3c, 8 nodes of 4" in drawn and b"scalability" in drawn
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("table1 --specs SPEC --out table.txt", "--out table.txt"),
-        ("table1 --specs SPEC --out /dev/null/a.png", "--out /dev/null/a.png: cannot be written: Not a directory"),
-        ("table1 --specs SPEC --batch 0", "--batch must be above 0"),
-        ("b --specs SPEC --frames-per-second -1", "--frames-per-second must be above 0"),
-        ("c --specs SPEC --ranks 2", "two or more numbers"),
-    ],
-)
-def test_mistakes_are_one_line(
-    words: str, message: str, write_spec: WriteSpec, capsys: pytest.CaptureFixture[str]
-) -> None:
-    spec = str(write_spec(data={"train": "missing.csv"}))
-    assert figure3.main([spec if word == "SPEC" else word for word in words.split()]) == 2
-    error = capsys.readouterr().err
-    assert message in error and "Traceback" not in error

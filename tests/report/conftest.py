@@ -3,9 +3,7 @@ from __future__ import annotations
 import pytest
 from matplotlib.figure import Figure
 
-from tests.run_directories import run_records, write_run
-
-__all__ = ["run_records", "write_run"]
+from tests.run_directories import write_run as write_run
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import os
 import re
 from html.parser import HTMLParser
@@ -45,46 +44,6 @@ class Page(HTMLParser):
         return [value for t, name, value in self.attributes if (t, name) == (tag, attribute)]
 
 
-def page_of(*directories) -> Page:
-    return Page(render(read_runs(directories)))
-
-
-@pytest.mark.usefixtures("undrawn")
-def test_further_evaluations_are_listed_apart_from_the_runs_own(write_run):
-    run = write_run("tsm_demo")
-    before = page_of(run).text
-    assert "96.88 ± 0.71 %" in before and "Other evaluations" not in before
-    final = {"top1_mean": 12.5, "top1_std": 0.25, "top5_mean": 50.0, "clips": 3, "crops": 1}
-    for name, overrides in (("clips-3", {"evaluate.clips": 3}), ("<b>", {"data.val": "<i>.csv"})):
-        (run / "evals" / name).mkdir(parents=True)
-        (run / "evals" / name / "eval.json").write_text(json.dumps(final | {"overrides": overrides}))
-    (run / "evals/torn").mkdir()
-    (run / "evals/torn/eval.json").write_text('{"top1_mean"')
-    page = page_of(run)
-    rows = "".join(page.text.split("Other evaluations")[1].split("Validation in training")[0].split())
-    assert "<b>12.50±0.25%50.00%0data.val=<i>.csvclips-312.50±0.25%50.00%0evaluate.clips=3" in rows
-    assert "torn" not in rows
-    assert "evals/torn/eval.json: unreadable, left out" in page.text
-    assert "96.88 ± 0.71 %" in page.text.split("Other evaluations")[0]
-
-
-@pytest.mark.usefixtures("undrawn")
-def test_top5_is_a_column_where_a_run_has_more_than_five_classes(write_run):
-    few, many = write_run("few", num_classes=5, leave_out=("metrics.jsonl",)), write_run("many", num_classes=6)
-    assert "top-5" not in page_of(few).text and "100.00 %" not in page_of(few).text
-    assert page_of(few, many).text.count("top-5") == 3  # summary, final evaluation, validation in training
-
-
-@pytest.mark.usefixtures("undrawn")
-def test_clips_per_class_and_classes_of_one_side_are_shown(write_run):
-    counts = {"train": {"<jump>": 7, "run": 31}, "val": {"<jump>": 23}}
-    text = page_of(write_run(clips_per_class=counts, leave_out=("metrics.jsonl",))).text
-    assert "Clips per class" in text and "Classes without validation clips: run" in text
-    table = "".join(text.split("Clips per class")[1].split())
-    assert table.startswith("classtrainingvalidation<jump>723run310all2classes3823")
-    assert "Clips per class" not in page_of(write_run("old", leave_out=("metrics.jsonl",))).text
-
-
 def test_several_runs_are_compared_and_nothing_comes_from_outside(write_run):
     runs = write_run("tsm_demo"), write_run("tsn_demo", arch="tsn", top1=25.0, leave_out=("metrics.jsonl",))
     html = render(read_runs(runs))
@@ -109,15 +68,6 @@ def test_hostile_texts_stay_texts(write_run):
     assert not {"script", "i", "u"} & set(page.tags) and page.tags.count("img") == page.tags.count("figure")
     assert not [name for _, name, _ in page.attributes if name.startswith("on")]
     assert HOSTILE in page.text and "<script>2</script>" in page.text and "<script>3<script>_00000040.pt" in page.text
-
-
-def test_without_evaluation_and_records_the_page_says_so(write_run):
-    page = page_of(write_run(leave_out=("eval.json", "metrics.jsonl", "plan.json", "environment.json")))
-    assert "eval.json is missing" in page.text and "there are no curves" in page.text
-    assert page.values("img", "src") == [] and "Results" not in page.text
-    path = write_run("other", leave_out=("metrics.jsonl",))
-    (path / "eval.json").write_text('{"top1_mean": 50.0, "top5_mean": null, "checkpoints": []}')
-    assert "50.00 %" in page_of(path).text
 
 
 def test_a_bad_argument_writes_nothing(write_run, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -29,26 +30,28 @@ INTRA = Link(latency_s=1e-6, bytes_per_second=100e9, source="test")
 INTER = Link(latency_s=10e-6, bytes_per_second=10e9, source="test")
 NETWORK = Network(intra=INTRA, inter=INTER)
 
-nodes = st.integers(1, 4096)
-per_node = st.integers(1, 16)
-sizes = st.integers(4, 2**30)
+Time = Callable[[Network, int, int, float], float]
 
 
-def test_a_ring_by_hand() -> None:
-    # 2 nodes of 3: 10 hops, 2 of them between the nodes; each link carries 10/6 of 6 MB, the slowest at 10 GB/s.
-    assert ring_seconds(NETWORK, 2, 3, 6e6) == pytest.approx(8 * 1e-6 + 2 * 10e-6 + 10e6 / 10e9)
-    # One node: 4 hops, 4/3 of the bytes over NVLink.
-    assert ring_seconds(NETWORK, 1, 3, 6e6) == pytest.approx(4 * 1e-6 + 8e6 / 100e9)
+@pytest.mark.parametrize(
+    ("time", "nodes", "per_node", "num_bytes", "expected"),
+    [
+        # 2 nodes of 3: 10 hops, 2 of them between the nodes; each link carries 10/6 of 6 MB, the slowest at 10 GB/s.
+        (ring_seconds, 2, 3, 6e6, 8 * 1e-6 + 2 * 10e-6 + 10e6 / 10e9),
+        # One node: 4 hops, 4/3 of the bytes over NVLink.
+        (ring_seconds, 1, 3, 6e6, 4 * 1e-6 + 8e6 / 100e9),
+        # 5 nodes: 3 levels up and 3 down; 2 hops in the nodes each way; twice the bytes at 0.92 of 10 GB/s.
+        (tree_seconds, 5, 3, 4.6e6, 4 * 1e-6 + 6 * 10e-6 + 9.2e6 / 9.2e9),
+        # In the nodes 4 hops and 4/3 S; between 4 nodes 6 hops and 6/4 S over the node's link.
+        (hierarchical_seconds, 4, 3, 6e6, 4e-6 + 4 / 3 * 6e6 / 100e9 + 6 * 10e-6 + 9e6 / 10e9),
+    ],
+)
+def test_hops_and_bytes_by_hand(time: Time, nodes: int, per_node: int, num_bytes: float, expected: float) -> None:
+    assert time(NETWORK, nodes, per_node, num_bytes) == pytest.approx(expected)
 
+
+def test_the_bus_bandwidth_of_six_ranks() -> None:
     assert bus_bandwidth(6, 6e6, 2.0) == 5e6
-
-
-def test_a_tree_and_two_levels_by_hand() -> None:
-    # 5 nodes: 3 levels up and 3 down; 2 hops in the nodes each way; twice the bytes at 0.92 of 10 GB/s.
-    assert tree_seconds(NETWORK, 5, 3, 4.6e6) == pytest.approx(4 * 1e-6 + 6 * 10e-6 + 9.2e6 / 9.2e9)
-    # In the nodes 4 hops and 4/3 S; between 4 nodes 6 hops and 6/4 S over the node's link.
-    expected = 4e-6 + 4 / 3 * 6e6 / 100e9 + 6 * 10e-6 + 9e6 / 10e9
-    assert hierarchical_seconds(NETWORK, 4, 3, 6e6) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("algorithm", ["ring", "tree", "hierarchical", "fastest"])
@@ -58,7 +61,7 @@ def test_one_rank_talks_to_nobody(algorithm: str) -> None:
     assert allreduce_seconds(network, 1, 2, 4) > 1e-3
 
 
-@given(nodes, per_node, sizes)
+@given(st.integers(1, 4096), st.integers(1, 16), st.integers(4, 2**30))
 def test_fastest_is_neither_slower_than_ring_nor_tree(n: int, g: int, size: int) -> None:
     fastest = allreduce_seconds(NETWORK, n, g, size)
     if n * g > 1:
@@ -124,31 +127,26 @@ def _cycles(*, fusion_bytes: int = 1000, cycle_s: float = MS, **more: Any) -> Ne
     return Network(intra=INTRA, fusion_bytes=fusion_bytes, cycle_s=cycle_s, **more)
 
 
-def _overlapped(gradients: list[Gradient], backward_s: float, seconds: float, network: Network) -> float:
-    """The exposed communication, where every allreduce takes `seconds`."""
-    return round(overlap(gradients, backward_s, lambda size: seconds, network), 9)
-
-
-def test_two_buffers_by_hand() -> None:
-    gradients = [Gradient(0.5 * MS, 100), Gradient(4.5 * MS, 100)]
-    # Looked at after 1 ms and after 5 ms; 2 ms each: over at 3 ms and 7 ms.
-    assert _overlapped(gradients, 4.5 * MS, 2 * MS, _cycles(blocking=False)) == 2.5 * MS
-
-
-def test_a_blocking_cycle_gathers_what_gets_ready_meanwhile() -> None:
-    gradients = [Gradient(i * MS, 100) for i in range(1, 6)]
-    # Queued: five times 4 ms from 1 ms on. Blocked: one from 1 to 5 ms, the other four together from 5 to 9 ms.
-    assert _overlapped(gradients, 5 * MS, 4 * MS, _cycles(blocking=False)) == 16 * MS
-    assert _overlapped(gradients, 5 * MS, 4 * MS, _cycles(blocking=True)) == 4 * MS
-
-
-def test_an_allreduce_that_shares_the_core_holds_the_backward_pass_up() -> None:
-    gradients = [Gradient(1 * MS, 100), Gradient(5 * MS, 100)]
-    shared = _cycles(blocking=True, core_share=0.5)
-    # From 1 to 3 ms at half speed: the pass ends at 6 ms instead of 5, the second allreduce at 8.
-    assert _overlapped(gradients, 5 * MS, 2 * MS, shared) == 3 * MS
-    # One that outlasts the pass takes half of the core only until that is done: 4 ms left at half speed take 8.
-    assert _overlapped(gradients[:1], 5 * MS, 20 * MS, shared) == 16 * MS  # over at 21 ms
+@pytest.mark.parametrize(
+    ("ready_ms", "backward_ms", "allreduce_ms", "network", "exposed_ms"),
+    [
+        # Checked after 1 ms and after 5 ms; 2 ms each: over at 3 ms and 7 ms.
+        ([0.5, 4.5], 4.5, 2, _cycles(blocking=False), 2.5),
+        # Queued: five times 4 ms from 1 ms on. Blocked: one from 1 to 5 ms, the other four together from 5 to 9 ms.
+        ([1, 2, 3, 4, 5], 5, 4, _cycles(blocking=False), 16),
+        ([1, 2, 3, 4, 5], 5, 4, _cycles(blocking=True), 4),
+        # From 1 to 3 ms at half speed: the pass ends at 6 ms instead of 5, the second allreduce at 8.
+        ([1, 5], 5, 2, _cycles(blocking=True, core_share=0.5), 3),
+        # One that outlasts the pass takes half of the core only until that is done: 4 ms left at half speed take 8.
+        ([1], 5, 20, _cycles(blocking=True, core_share=0.5), 16),  # over at 21 ms
+    ],
+)
+def test_what_is_left_of_the_allreduces_by_hand(
+    ready_ms: list[float], backward_ms: float, allreduce_ms: float, network: Network, exposed_ms: float
+) -> None:
+    gradients = [Gradient(ready * MS, 100) for ready in ready_ms]
+    exposed_s = overlap(gradients, backward_ms * MS, lambda size: allreduce_ms * MS, network)
+    assert exposed_s == pytest.approx(exposed_ms * MS, abs=1e-9)
 
 
 @given(st.lists(st.integers(1, 100), max_size=30), st.integers(1, 200))

@@ -115,43 +115,31 @@ def test_the_largest_share_decides() -> None:
     assert row.step_s == pytest.approx(308 * 8 * 8 / 384)
 
 
+EARLY_STOP = "schedule.early_stop={measure: top1, epochs: 1}"
+SEVERAL = ["evaluate.last_checkpoints=4", "evaluate.precise_bn=30", "ema.decay=0.9", "evaluate.every_epochs=0"]
+
+
 @pytest.mark.parametrize(
     ("keys", "views"),
     [
-        # 20,000 videos on 1,536 GPUs: the fullest has 14. 10 validations of a view, 2 x 10 x 3 views at the end.
-        ("crops=3 every_epochs=10 last_checkpoints=2", 14 * (10 + 60)),
-        # 14 videos of 4 checkpoints' 2 networks with 10 views, and 30 steps of 8 clips for each of the 8 networks.
-        ("crops=1 every_epochs=0 last_checkpoints=4 precise_bn=30", 14 * 4 * 2 * 10 + 4 * 2 * 30 * 8),
+        # 10 validations of a view, 2 x 10 x 3 views at the end.
+        (["evaluate.crops=3", "evaluate.every_epochs=10", "evaluate.last_checkpoints=2"], 14 * (10 + 60)),
+        # 4 checkpoints' 2 networks with 10 views, and 30 steps of 8 clips for each of the 8 networks.
+        (SEVERAL, 14 * 4 * 2 * 10 + 4 * 2 * 30 * 8),
+        # The last 5 of 3 checkpoints, after epochs 40, 80 and 100.
+        (["evaluate.every_epochs=0", "checkpoint.every_epochs=40"], 14 * 3 * 10),
+        (["evaluate.every_epochs=0", "checkpoint.every_epochs=100", "ema.decay=0.9"], 14 * 2 * 10),
+        # A run that may stop early saves a checkpoint with each validation, after epochs 30, 60, 90 and 100.
+        (["evaluate.every_epochs=30", "checkpoint.every_epochs=100", EARLY_STOP], 14 * (4 + 4 * 10)),
+        (["evaluate.every_epochs=30", "checkpoint.every_epochs=100"], 14 * (4 + 10)),
+        (["evaluate.every_epochs=30", "evaluate.mode=stream", "model.shift_direction=past"], 14 * (4 * 10 + 5 * 10)),
     ],
 )
-def test_evaluation_by_hand(keys: str, views: int) -> None:
-    words = [f"evaluate.{key}" for key in ("short_side=224", *keys.split())]
-    spec = load_spec(PATH, [*words, *["ema.decay=0.9"] * ("precise_bn" in keys)])
+def test_evaluation_by_hand(keys: list[str], views: int) -> None:
+    """20,000 videos on 1,536 GPUs: the fullest has 14, each with 10 clips, of the last 5 checkpoints of 100 epochs."""
+    spec = load_spec(PATH, ["evaluate.short_side=224", "evaluate.crops=1", *keys])
     machine = SUMMIT.model_copy(update={"shared": None})
     assert evaluation_seconds(_job(256, spec, machine)) == pytest.approx(views / 3 / TSM_RATE)
-
-
-EARLY_STOP = "schedule.early_stop={measure: top1, epochs: 1}"
-
-
-@pytest.mark.parametrize(
-    ("keys", "views"),
-    [
-        # The last 5 of 3 checkpoints, after epochs 40, 80 and 100.
-        (["evaluate.every_epochs=0", "checkpoint.every_epochs=40"], 3 * 10),
-        (["evaluate.every_epochs=0", "checkpoint.every_epochs=100", "ema.decay=0.9"], 2 * 10),
-        # A run that may stop early saves a checkpoint with each validation, after epochs 30, 60, 90 and 100.
-        (["evaluate.every_epochs=30", "checkpoint.every_epochs=100", EARLY_STOP], 4 + 4 * 10),
-        (["evaluate.every_epochs=30", "checkpoint.every_epochs=100"], 4 + 10),
-        (["evaluate.every_epochs=30", "evaluate.mode=stream", "model.shift_direction=past"], 4 * 10 + 5 * 10),
-    ],
-)
-def test_no_more_checkpoints_are_evaluated_than_a_run_saves(keys: list[str], views: int) -> None:
-    """20,000 videos on 1,536 GPUs: the fullest has 14, each with 10 clips."""
-    spec = load_spec(PATH, ["evaluate.short_side=224", "evaluate.crops=1", *keys])
-    assert (spec.schedule.epochs, spec.evaluate.last_checkpoints, spec.evaluate.clips) == (100, 5, 10)
-    machine = SUMMIT.model_copy(update={"shared": None})
-    assert evaluation_seconds(_job(256, spec, machine)) == pytest.approx(14 * views / 3 / TSM_RATE)
 
 
 def test_the_evaluation_of_whole_frames_does_not_depend_on_the_size_of_those_trained_on() -> None:

@@ -18,14 +18,12 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
-
-import yaml
+from typing import NamedTuple
 
 from summit_train.core.files import file_sha256
 from summit_train.core.processes import find_mpirun, mpi_environment, mpirun_command, torchrun_command
@@ -35,7 +33,8 @@ from summit_train.data.motion import MotionSet, write_motion_set
 from summit_train.report.goodput import goodput_rows, time_spent
 from summit_train.report.records import RunRecord
 from tests import slurm
-from tests.runs import assert_bit_equal, final_state
+from tests.conftest import spec_writer
+from tests.runs import assert_bit_equal, final_state, records
 from tests.worlds import PATIENCE_S, ROOT, children, environment
 
 MARK = "SUMMIT_TRAIN_SOAK"  # in the environment of every process of a soak
@@ -61,11 +60,11 @@ KINDS = {
 
 @dataclass
 class Fault:
-    """One fault. at: the highest step before it ended the ranks, or when it came. status: of the launcher, None where
-    the run went on.
+    """A fault of a rank, a file or a node.
 
-    ended: when the last record was written before the next start, in seconds since 1970. lost_s: from then until the
-    run had made a step more. named: the ranks said what it was; None: nobody can.
+    at: the highest step before it ended the ranks, or when it came. status: of the launcher, None where the run went
+    on. ended: when the last step was written before the next start, in seconds since 1970. lost_s: from then until the
+    run had made a step more. named: the ranks said what it was; None where none of them can.
     """
 
     kind: str
@@ -105,27 +104,34 @@ class Job:
             start_new_session=True,
         )
 
-    def said(self) -> str:
+    def printed(self) -> str:
         self.output.seek(0)
         return self.output.read()
 
-    def processes(self) -> dict[int, str]:
-        """The processes of this start that have not ended, with their command lines."""
-        return {pid: words for pid, words, variables in _processes() if f"{MARK}={self.mark}" in variables}
+    def processes(self) -> dict[int, tuple[str, list[str]]]:
+        """The processes of this start that have not ended: process -> command line, environment."""
+        found = {}
+        for process in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):
+                variables = (process / "environ").read_text(errors="replace").split("\0")
+                words = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                # Without words it has ended and waits for its parent.
+                if words and f"{MARK}={self.mark}" in variables:
+                    found[int(process.name)] = (words, variables)
+        return found
 
     def ranks(self) -> dict[int, int]:
         """Rank -> process."""
         found = {}
-        for pid, words, variables in _processes():
-            if f"{MARK}={self.mark}" in variables and f"{sys.executable} -m tests.soak.rank" in words[:200]:
-                told = (v.removeprefix(name) for name in RANK_NAMES for v in variables if v.startswith(name))
-                if (rank := next(told, None)) is not None:
-                    found[int(rank)] = pid
+        for pid, (words, variables) in self.processes().items():
+            if f"{sys.executable} -m tests.soak.rank" in words[:200]:
+                numbers = [v.removeprefix(name) for name in RANK_NAMES for v in variables if v.startswith(name)]
+                found |= {int(number): pid for number in numbers[:1]}
         return found
 
     def workers(self) -> list[int]:
         """The processes that load clips: what the ranks' fork servers have forked."""
-        servers = {pid for pid, words in self.processes().items() if "fork_server.serve" in words}
+        servers = {pid for pid, (words, _) in self.processes().items() if "fork_server.serve" in words}
         return sorted(pid for server in servers for pid in children(server) if pid in servers)
 
     def clear(self) -> list[str]:
@@ -136,7 +142,7 @@ class Job:
         for pid in left:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        return [f"process {words[:100]}" for words in left.values()]
+        return [f"process {words[:100]}" for words, _ in left.values()]
 
 
 class Soak:
@@ -164,7 +170,7 @@ class Soak:
             self._train(spec)
             if self.found.runs == 0:
                 if job.launcher.wait() != 0:
-                    raise SystemExit(f"the run without faults failed:\n{job.said()}")
+                    raise SystemExit(f"the run without faults failed:\n{job.printed()}")
                 self.found.left += job.clear()
             self.found.runs += 1
             self.found.equal += _are_equal(calm, spec)
@@ -185,22 +191,15 @@ class Soak:
         return len(self.found.faults) >= self.args.faults or kinds >= set(self.kinds)
 
     def _spec(self, name: str, data_name: str) -> Path:
-        data = {split: str(self.folder / data_name / f"{split}.csv") for split in ("train", "val")}
-        spec = {
-            "name": name,
-            "model": {"arch": "tsm", "backbone": "resnet18", "width": 0.125, "num_classes": 4, "dropout": 0.2},
-            "data": data | {"num_frames": 4, "frame_stride": 1, "short_side": [32, 40], "crop": 32, "workers": 1},
-            "scale": {"gpus": self.args.ranks, "clips_per_gpu": 2},
-            "optimizer": {"base_lr": 0.005},
-            "schedule": {"epochs": self.args.steps // STEPS_AN_EPOCH, "warmup_epochs": 1},
-            "evaluate": {"every_epochs": 10, "clips": 1, "short_side": 32, "last_checkpoints": 1},
-            "checkpoint": {"every_minutes": self.args.checkpoint_s / 60, "background": True, "keep": 2},
-            "watch": {"stall_seconds": self.args.stall_s},
-            "run_dir": str(self.folder / "runs"),
-        }
-        path = self.folder / f"{name}.yaml"
-        path.write_text(yaml.safe_dump(spec))
-        return path
+        return spec_writer(self.folder / data_name, self.folder)(
+            name,
+            data={"workers": 1},
+            scale={"gpus": self.args.ranks},
+            schedule={"epochs": self.args.steps // STEPS_AN_EPOCH},
+            evaluate={"every_epochs": 10},
+            checkpoint={"every_minutes": self.args.checkpoint_s / 60, "background": True, "keep": 2},
+            watch={"stall_seconds": self.args.stall_s},
+        )
 
     def _train(self, spec: Path) -> None:
         """Start the run again and again until it reaches its end, with a fault when one is due."""
@@ -208,11 +207,11 @@ class Soak:
         total = self.args.steps // STEPS_AN_EPOCH * STEPS_AN_EPOCH
         while True:
             kind, due = self._next_kind(), math.inf
-            before, job_faults = _steps(spec).starts, len(self.found.faults)
+            before, job_faults = _progress(spec).starts, len(self.found.faults)
             job = self._start(spec, kind)
             while kind is not None and job.launcher.poll() is None:
                 time.sleep(0.2)
-                steps = _steps(spec)
+                steps = _progress(spec)
                 if steps.starts == before or steps.since < 2 or steps.highest == total:
                     continue
                 if due == math.inf:  # the time in which nothing is trained does not count
@@ -228,7 +227,8 @@ class Soak:
                 if fault.kind == "slow rank":
                     self._tell(fault)
                     kind = self._next_kind()
-            status, output = self._ended(job, spec), job.said()
+            status = self._ended(job, spec)
+            output = job.printed()
             self.found.left += job.clear()
             if pending is not None and (rule := KINDS.get(pending.kind, "")).startswith("then "):
                 pending.named = re.search(rule.removeprefix("then "), output) is not None
@@ -238,7 +238,7 @@ class Soak:
             if kind is not None or job_faults == len(self.found.faults):
                 self.found.faults.append(Fault(UNASKED, 0))
                 print(output[-4000:], file=sys.stderr)
-            pending, reached = self.found.faults[-1], _steps(spec)
+            pending, reached = self.found.faults[-1], _progress(spec)
             pending.status, pending.at, pending.ended = status, reached.highest, reached.last
             if (rule := KINDS.get(pending.kind, "")) and not rule.startswith("then "):
                 pending.named = re.search(rule, output) is not None
@@ -246,19 +246,19 @@ class Soak:
 
     def _ended(self, job: Job, spec: Path) -> int:
         """Wait for the end of a start; the launcher's status."""
-        seen, since = _steps(spec), time.monotonic()
+        seen, since = _progress(spec), time.monotonic()
         while (status := job.launcher.poll()) is None:
             time.sleep(0.5)
-            if (now := _steps(spec)) != seen:
+            if (now := _progress(spec)) != seen:
                 seen, since = now, time.monotonic()
             if time.monotonic() - since > PATIENCE_S:
-                raise SystemExit(f"the run hangs after {self.found.faults[-1:]}:\n{job.said()[-4000:]}")
+                raise SystemExit(f"the run hangs after {self.found.faults[-1:]}:\n{job.printed()[-4000:]}")
         return status
 
     def _start(self, spec: Path, kind: str | None) -> Job:
         if kind != "lost node" or self.cluster is None:
             return Job(spec, self.words, self.environ)
-        self.cluster.wait_until(lambda: self.cluster is not None and self.cluster.is_idle(), "all nodes")
+        self.cluster.wait_until(self.cluster.is_idle, "all nodes")
         # Without PMIx the ranks find each other at an address that is named: this machine does not know its nodes.
         joined = {"SUMMIT_TRAIN_COMM": "torch", "MASTER_ADDR": "127.0.0.1", "TMPDIR": self.environ["TMPDIR"]}
         words = ["srun", "-N2", f"-n{self.args.ranks}", "--kill-on-bad-exit=1", "--mpi=none"]
@@ -344,8 +344,7 @@ class Soak:
         print(f"fault {len(self.found.faults)}: {fault.kind} at step {fault.at}: {status}{said}", file=sys.stderr)
 
 
-@dataclass(frozen=True)
-class Progress:
+class Progress(NamedTuple):
     """How often a run has begun to train, its steps since it last did, the highest step, the last record's time."""
 
     starts: int
@@ -354,21 +353,14 @@ class Progress:
     last: float
 
 
-def _steps(spec: Path) -> Progress:
-    path = _run_path(spec) / "metrics.jsonl"
-    lines = path.read_text(errors="replace").splitlines() if path.exists() else []
-    records = [record for record in map(_parsed, lines) if record]
-    starts = [i for i, record in enumerate(records) if record["kind"] == "start"]
-    steps = [record["step"] for record in records if record["kind"] == "step"]
-    since = sum(record["kind"] == "step" for record in records[starts[-1] if starts else 0 :])
-    return Progress(len(starts), since, max(steps, default=0), records[-1]["time"] if records else 0.0)
-
-
-def _parsed(line: str) -> dict[str, Any]:
-    with suppress(ValueError):  # half a line
-        record: dict[str, Any] = json.loads(line)
-        return record
-    return {}
+def _progress(spec: Path) -> Progress:
+    starts = records(_run_path(spec), "start")
+    steps = records(_run_path(spec), "step")
+    begun = starts[-1]["time"] if starts else 0.0
+    since = [step for step in steps if step["time"] >= begun]
+    return Progress(
+        len(starts), len(since), max((step["step"] for step in steps), default=0), since[-1]["time"] if since else begun
+    )
 
 
 def _is_left(path: Path) -> bool:
@@ -418,12 +410,3 @@ def flip_a_byte(video: Path, chance: random.Random) -> None:
         (old,) = file.read(1)
         file.seek(place)
         file.write(bytes([old ^ 0xFF]))
-
-
-def _processes() -> Iterator[tuple[int, str, list[str]]]:
-    """Every process that has not ended: (process, command line, environment)."""
-    for process in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            words = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            if words:  # else it has ended and waits for its parent
-                yield int(process.name), words, (process / "environ").read_text(errors="replace").split("\0")

@@ -10,7 +10,7 @@ from tests.worlds import PATIENCE_S, lines, run
 
 
 @pytest.mark.nightly
-def test_a_kill_and_a_nan_on_two_ranks_leave_no_trace() -> None:
+def test_a_kill_and_a_nan_on_two_ranks_leave_no_trace():
     often = ["--steps", "80", "--every", "0.1", "--checkpoint-s", "0.5", "--stall-s", str(PATIENCE_S)]
     few = ["--kinds", "kill,NaN", "--faults", "2", "--ranks", "2", "--comm", "torch"]
     status, output = run(0, "-m", "tests.soak", *often, *few, "--json")

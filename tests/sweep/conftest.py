@@ -7,9 +7,7 @@ import pytest
 import yaml
 
 from summit_train.sweep.grid import Sweep, load_sweep
-from tests.run_directories import run_records, write_run
-
-__all__ = ["run_records", "write_run"]
+from tests.run_directories import write_run as write_run
 
 
 @pytest.fixture

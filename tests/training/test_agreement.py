@@ -22,7 +22,7 @@ from summit_train.spec import load_spec
 from summit_train.training.agreement import check_agreement, code_digest, identity
 from summit_train.training.inputs import Inputs, read_inputs
 from tests.conftest import WriteSpec
-from tests.worlds import forked, lines, main_said
+from tests.worlds import Say, forked, lines
 
 HOST = socket.gethostname()
 HERE = Path(summit_train.__file__).parent
@@ -71,7 +71,7 @@ def _compare(world: World, inputs: Inputs) -> None:
         ),
     ],
 )
-def test_other_code_or_another_network_is_named(
+def test_other_code_is_named(
     inputs: Inputs, monkeypatch: pytest.MonkeyPatch, place: str, value: object, key: str
 ) -> None:
     world = _Second(_first_rank(inputs))
@@ -82,9 +82,7 @@ def test_other_code_or_another_network_is_named(
     assert str(caught.value).startswith(f"rank 1 on {HOST} differs from rank 0 on node1: {key} must be '")
 
 
-def test_the_first_rank_of_a_node_digests_its_code_and_others_only_where_theirs_is_elsewhere(
-    inputs: Inputs, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_one_rank_digests_the_code_of_a_node(inputs: Inputs, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     world, digested = _Second(_first_rank(inputs)), list[Path]()
     monkeypatch.setattr(f"{AGREEMENT}.code_digest", lambda package: digested.append(package) or code_digest(package))
     _compare(world, inputs)
@@ -117,14 +115,14 @@ def test_the_digest_of_the_code_is_of_names_and_contents(tmp_path: Path) -> None
 
 
 def test_a_rank_that_hangs_while_it_is_compared_is_watched(
-    write_spec: WriteSpec, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    write_spec: WriteSpec, monkeypatch: pytest.MonkeyPatch, say: Say
 ) -> None:
     def compare(*arguments: object, **others: object) -> None:
         assert "watchdog" in [thread.name for thread in threading.enumerate()]
         raise UserError("compared")
 
     monkeypatch.setattr("summit_train.training.start.check_agreement", compare)
-    status, _, said = main_said(capsys, "train", write_spec())
+    status, _, said = say("train", write_spec())
     assert status == 2 and "compared" in said, said
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,14 +29,7 @@ STEPS_OF_AN_EPOCH = 100
 class _Learners:
     """Some learners on one rank, and the average of them."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        count: int,
-        solver: str = "sgd",
-        precision: str = "fp64",
-        **keys: Any,
-    ) -> None:
+    def __init__(self, model: nn.Module, count: int, solver: str = "sgd", precision: str = "fp64", **keys: Any) -> None:
         self.average = model
         self.steps = {number: _step(copy.deepcopy(model), 1, precision, solver=solver) for number in range(count)}
         spec = ParallelSpec.model_validate({"method": "averaging", **keys})
@@ -57,14 +51,9 @@ def _flat(model: nn.Module) -> torch.Tensor:
 
 def _steps(count: int, learners: int, first: int = 0) -> list[list[MicroBatch]]:
     """Micro-batches of some steps, other clips in each."""
-    batches = _micro_batches(count * learners)
-    return [
-        [
-            MicroBatch(first + step, number, batch.clips, batch.labels, batch.ids)
-            for number, batch in enumerate(batches[step * learners : (step + 1) * learners])
-        ]
-        for step in range(count)
-    ]
+    batches = iter(_micro_batches(count * learners))
+    steps = range(first, first + count)
+    return [[replace(next(batches), step=step, virtual_gpu=number) for number in range(learners)] for step in steps]
 
 
 def test_sgd_that_averages_every_step_is_synchronous_sgd_of_the_whole_batch() -> None:
@@ -73,14 +62,12 @@ def test_sgd_that_averages_every_step_is_synchronous_sgd_of_the_whole_batch() ->
     together, learners = _step(copy.deepcopy(model), 3), _Learners(model, 3, period=1)
     for number, batches in enumerate(_steps(3, 3)):
         lr = 0.1 / (number + 1)
-        requests = Requests(stop=True, data_wait_s=0.25)
         one = take_step(together, batches, lr).read(6, 3, 1)
-        other = take_step(learners.step, batches, lr, requests).read(6, 3, 1)
+        other = take_step(learners.step, batches, lr, Requests(stop=True, data_wait_s=0.25)).read(6, 3, 1)
         assert (one.loss, one.top1) == (pytest.approx(other.loss, rel=1e-12), other.top1)
         # The rank asks once, whatever the number of its learners.
         assert (other.stop, other.checkpoint, other.data_wait_s, other.squares) == (True, False, 0.25, None)
-    wanted = _flat(together.model)
-    assert_near(_flat(learners.average), wanted, 1e-12)
+    assert_near(_flat(learners.average), _flat(together.model), 1e-12)
     velocity = torch.cat([state["momentum_buffer"].flatten() for state in together.optimizer.state.values()])
     for mine in learners.states("momentum_buffer"):
         assert_near(mine, velocity, 1e-12)
@@ -89,8 +76,7 @@ def test_sgd_that_averages_every_step_is_synchronous_sgd_of_the_whole_batch() ->
 def test_sgd_whose_momentum_stays_local_is_synchronous_sgd_all_the_same_in_its_average() -> None:
     """The mean of the velocities moves the mean of the weights, whoever holds them; but the velocities differ."""
     model = _model()
-    together = _step(copy.deepcopy(model), 2)
-    learners = _Learners(model, 2, period=1, optimizer_state="local")
+    together, learners = _step(copy.deepcopy(model), 2), _Learners(model, 2, period=1, optimizer_state="local")
     for batches in _steps(3, 2):
         take_step(together, batches, 0.1)
         take_step(learners.step, batches, 0.1)
@@ -114,12 +100,12 @@ def test_a_round_averages_weights_and_every_state_of_the_solver(solver: str) -> 
     assert (weights - _flat(alone[0].model)).norm() > 1e-4
     for mine in (learners.average, *learners.models):
         assert_near(_flat(mine), weights, 1e-12)
-    for number, own in enumerate(step.optimizer.state.values() for step in learners.steps.values()):
-        states = [list(plain.optimizer.state.values()) for plain in alone]
-        for place, state in enumerate(own):
-            for name, value in state.items():
-                wanted = torch.stack([states[j][place][name] for j in range(3)]).mean(0)
-                assert_near(value, wanted, 1e-12, f"{number} {name}")
+    states = [step.optimizer.state.values() for step in (*alone, *learners.steps.values())]
+    for of_parameter in zip(*states, strict=True):
+        for name in of_parameter[0]:
+            values = [state[name] for state in of_parameter]
+            for value in values[3:]:
+                assert_near(value, torch.stack(values[:3]).mean(0), 1e-12, name)
                 assert value.ndim > 0 or value.item() == 2
 
 
@@ -144,10 +130,10 @@ def test_the_bytes_of_an_average_are_those_of_weights_momentum_and_statistics() 
     assert averaging.num_bytes == 4 * 3 * weights + 8 * tensors + 8 * 3 * channels
 
 
-def _norm(learners: _Learners, number: int) -> nn.BatchNorm2d:
-    norm = learners.models[number].get_submodule("bn1")
-    assert isinstance(norm, nn.BatchNorm2d)
-    return norm
+def _statistics(model: nn.Module) -> tuple[torch.Tensor, torch.Tensor]:
+    """Mean and variance of the first norm."""
+    norm = model.get_submodule("bn1")
+    return norm.get_buffer("running_mean"), norm.get_buffer("running_var")
 
 
 @pytest.mark.parametrize("offset", [0.0, 1e7])
@@ -157,28 +143,24 @@ def test_merged_statistics_are_those_of_the_pooled_samples(offset: float) -> Non
     generator = torch.Generator().manual_seed(5)
     samples = offset + torch.randn(4, 50, 8, generator=generator, dtype=torch.float64) * torch.arange(1, 9)
     samples += torch.arange(4.0).view(4, 1, 1)
-    for number in range(4):
-        norm = _norm(learners, number)
-        assert norm.running_mean is not None and norm.running_var is not None
-        norm.running_mean.copy_(samples[number].mean(0))
-        norm.running_var.copy_(samples[number].var(0, unbiased=False))
+    for model, shard in zip(learners.models, samples, strict=True):
+        mean, variance = _statistics(model)
+        mean.copy_(shard.mean(0))
+        variance.copy_(shard.var(0, unbiased=False))
     learners.step._end_round()
     pooled = samples.flatten(0, 1)
-    merged = learners.average.get_submodule("bn1")
-    for norm in (merged, _norm(learners, 0), _norm(learners, 3)):
-        assert isinstance(norm.running_mean, torch.Tensor) and isinstance(norm.running_var, torch.Tensor)
-        assert_near(norm.running_mean, pooled.mean(0), 1e-12)
-        assert_near(norm.running_var, pooled.var(0, unbiased=False), 1e-8)
+    for model in (learners.average, learners.models[0], learners.models[3]):
+        mean, variance = _statistics(model)
+        assert_near(mean, pooled.mean(0), 1e-12)
+        assert_near(variance, pooled.var(0, unbiased=False), 1e-8)
 
 
 def test_local_statistics_stay_local_and_the_average_has_the_merged_ones() -> None:
     learners = _Learners(_model(), 2, period=1, bn="local")
     take_step(learners.step, _micro_batches(2), 0.1)
-    means = [_norm(learners, number).running_mean for number in range(2)]
-    merged = learners.average.get_submodule("bn1").running_mean
-    assert isinstance(means[0], torch.Tensor) and isinstance(means[1], torch.Tensor)
-    assert isinstance(merged, torch.Tensor) and not torch.equal(means[0], means[1])
-    assert_near(merged, (means[0] + means[1]) / 2, 1e-12)
+    (first, _), (second, _), (merged, _) = map(_statistics, [*learners.models, learners.average])
+    assert not torch.equal(first, second)
+    assert_near(merged, (first + second) / 2, 1e-12)
 
 
 @pytest.mark.parametrize("solver", ["sgd", "adam", "lamb"])
@@ -224,16 +206,19 @@ def test_frozen_weights_are_not_averaged() -> None:
     assert torch.equal(learners.average.state_dict()["bn1.weight"], torch.full((8,), 0.1))
 
 
+def _saved(learners: _Learners, path: Path) -> dict[str, Any]:
+    return {"model": learners.average.state_dict(), **learners.step.checkpoint(path, 0)}
+
+
 def test_each_learner_has_a_loss_scale_of_its_own_through_a_checkpoint(tmp_path: Path) -> None:
     """After a whole round the scales are all that differs, so they stand in the checkpoint itself."""
-    learners = _Learners(_Poison(_model(dtype=torch.float32)), 2, "sgd", "fp16", period=1)
+    learners, again = (_Learners(_Poison(_model(dtype=torch.float32)), 2, "sgd", "fp16", period=1) for _ in range(2))
     assert isinstance(learners.models[1], _Poison)
     learners.models[1].on = True
     take_step(learners.step, _micro_batches(2), 0.01)
-    path = checkpoint_path(tmp_path, 1)
-    saved = {"model": learners.average.state_dict(), **learners.step.checkpoint(path, 1)}
+    path = checkpoint_path(tmp_path, 0)
+    saved = _saved(learners, path)
     assert saved["learner_digests"] == [] and not path.parent.exists()
-    again = _Learners(_Poison(_model(dtype=torch.float32)), 2, "sgd", "fp16", period=1)
     save_checkpoint(path, saved)
     again.step.restore(Checkpoint(path, saved, World()))
     assert [step.loss_scale.scale.item() for step in again.steps.values()] == [2.0**16, 2.0**15]
@@ -253,16 +238,15 @@ def test_each_learner_has_a_loss_scale_of_its_own_through_a_checkpoint(tmp_path:
 )
 def test_a_checkpoint_whose_parts_do_not_fit_is_refused(tmp_path: Path, changed: dict[str, Any], said: str) -> None:
     learners, path = _Learners(_model(), 2, period=1), checkpoint_path(tmp_path, 0)
-    saved = {"model": learners.average.state_dict(), **learners.step.checkpoint(path, 0)} | changed
+    saved = {name: value for name, value in (_saved(learners, path) | changed).items() if value is not None}
     with pytest.raises(CheckpointError) as caught:
-        learners.step.restore(Checkpoint(path, {n: value for n, value in saved.items() if value is not None}, World()))
+        learners.step.restore(Checkpoint(path, saved, World()))
     assert str(caught.value) == f"{path}: does not fit: {said}"
 
 
 def test_a_learners_file_that_does_not_fit_is_named(tmp_path: Path) -> None:
     learners, path = _Learners(_model(), 2, period=1, bn="local"), checkpoint_path(tmp_path, 0)
-    saved = {"model": learners.average.state_dict(), **learners.step.checkpoint(path, 0)}
-    file = learner_path(path, 1)
+    saved, file = _saved(learners, path), learner_path(path, 1)
     state = load_checkpoint(file, bound_of(learners.average))
     for part in ("model", "loss_scale"):
         save_checkpoint(file, {**state, part: {"other": torch.zeros(3)}})

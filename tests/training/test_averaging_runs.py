@@ -1,4 +1,4 @@
-"""Whole runs of model averaging: killed and resumed in the middle of a round, and the files of the learners."""
+"""Runs of model averaging: killed in the middle of a round, learners' files, and the batch that grows."""
 
 from __future__ import annotations
 
@@ -8,14 +8,19 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from summit_train.core import saved
+from summit_train.core.errors import UserError
 from summit_train.core.files import file_sha256
 from summit_train.core.run_folder import learner_path
 from summit_train.core.saved import load_newest
 from summit_train.core.watch import Watchdog
+from summit_train.data.batches.order import Order
+from summit_train.plan import make_plan
+from summit_train.spec import Spec, spec_from_values
 from tests.closeness import assert_near
 from tests.conftest import WriteSpec, spec_writer
 from tests.runs import LARGE, assert_bit_equal, difference, final_state, load_any, records
@@ -78,9 +83,7 @@ def test_a_killed_run_left_each_learners_state(killed: Path) -> None:
 
 
 @pytest.mark.nightly
-def test_a_run_killed_in_mid_round_ends_bit_equal_and_on_other_ranks_to_rounding(
-    killed: Path, motion_set: Path
-) -> None:
+def test_a_run_killed_in_mid_round_ends_bit_equal_on_other_ranks_to_rounding(killed: Path, motion_set: Path) -> None:
     train(0, spec_writer(motion_set, killed)("whole", **FOUR))
     assert "step_00000007.pt" in _resumed(killed, "again", motion_set, 0)
     assert "step_00000007.pt" in _resumed(killed, "together", motion_set, 2)
@@ -102,7 +105,7 @@ def test_a_checkpoint_whose_learner_is_damaged_is_passed_over(killed: Path, tmp_
 
 
 @pytest.mark.parametrize(("ranks", "is_torn"), [(2, False), (4, True)])
-def test_each_rank_checks_the_files_that_it_loads_once_and_all_pass_over_a_checkpoint_together(
+def test_each_rank_checks_its_files_once(
     killed: Path, motion_set: Path, monkeypatch: pytest.MonkeyPatch, ranks: int, is_torn: bool
 ) -> None:
     def digest(path: Path) -> str:
@@ -130,9 +133,7 @@ def test_each_rank_checks_the_files_that_it_loads_once_and_all_pass_over_a_check
         assert f"{owner} is at checking {file}" in output
 
 
-def test_learners_with_a_state_of_their_own_are_saved_at_every_epoch_and_pruned_with_it(
-    write_spec: WriteSpec, tmp_path: Path
-) -> None:
+def test_learners_with_local_state_are_saved_and_pruned_with_their_epoch(write_spec: WriteSpec, tmp_path: Path) -> None:
     parallel = {"method": "averaging", "optimizer_state": "local", "bn": "local"}
     spec = write_spec(**{**FOUR, "parallel": parallel}, checkpoint={"keep": 1})
     train(0, spec)
@@ -148,3 +149,95 @@ def test_learners_with_a_state_of_their_own_are_saved_at_every_epoch_and_pruned_
 def test_an_averaging_run_is_another_experiment(together: Path) -> None:
     status, output = command(0, "train", str(together), "parallel.period=2")
     assert status == 2 and "parallel.period: the checkpoint has 3, this run 2" in output
+
+
+UCF101 = 596 * 16  # 9,536 clips: 596 for each of the paper's 16 learners
+
+
+def _spec(clips_per_gpu: int = 32, epochs: int = 10, **grow: Any) -> Spec:
+    values = {
+        "name": "a",
+        "model": {"arch": "tsn", "backbone": "resnet18", "width": 0.125, "num_classes": 4},
+        "data": {"train": "train.csv", "val": "val.csv"},
+        "scale": {"gpus": 16, "clips_per_gpu": clips_per_gpu},
+        "parallel": {"method": "averaging", "grow_batch": grow},
+        "schedule": {"epochs": epochs, "warmup_epochs": 1},
+        "evaluate": {"every_epochs": 1},
+    }
+    return spec_from_values(values, "here")
+
+
+def test_the_ladder_is_that_of_the_paper() -> None:
+    """Section III: 576 is the largest multiple of 32 that a learner's 596 clips hold; 18 steps an epoch at first."""
+    plan = make_plan(_spec(), 16, UCF101)
+    assert [size.clips_per_gpu for size in plan.ladder] == [32, 64, 128, 256, 512, 576]
+    assert [size.steps_per_epoch for size in plan.ladder] == [18, 9, 4, 2, 1, 1]
+    assert [size.global_batch for size in plan.ladder] == [16 * size.clips_per_gpu for size in plan.ladder]
+    assert [size.clips_per_gpu for size in make_plan(_spec(64), 16, UCF101).ladder] == [64, 128, 256, 512, 576]
+    assert [size.clips_per_gpu for size in make_plan(_spec(factor=4, max=300), 16, UCF101).ladder] == [32, 128, 300]
+    assert plan.values()["ladder"][1] == {"clips_per_gpu": 64, "global_batch": 1024, "steps_per_epoch": 9}
+
+
+def test_a_batch_beyond_the_share_is_refused() -> None:
+    make_plan(_spec(max=596), 16, UCF101)
+    with pytest.raises(UserError, match=r"max: 597 clips do not fit a learner's epoch: 16 learners have 596"):
+        make_plan(_spec(max=597), 16, UCF101)
+
+
+def test_the_steps_of_a_grown_batch_have_the_last_numbers_of_the_epoch() -> None:
+    """6 numbers an epoch, 2 steps: 4, 5, 10, 11, with the clips of steps 0 to 3 of an order that has 2 an epoch."""
+    grown, plain = Order(24, 7, 2, 6, 2, step_numbers_per_epoch=6), Order(24, 7, 2, 6, 2)
+    found = list(grown.micro_batches(0, 1, range(12)))
+    wanted = list(plain.micro_batches(0, 1, range(4)))
+    assert [key[0] for key in found] == [4, 4, 5, 5, 10, 10, 11, 11]
+    for (_, *mine, clips), (_, *theirs, others) in zip(found, wanted, strict=True):
+        assert mine == theirs and np.array_equal(clips, others)
+    assert [key[0] for key in grown.micro_batches(1, 2, range(5, 9))] == [5]
+
+
+def test_the_learning_rate_is_read_by_the_progress_of_the_epoch() -> None:
+    """18 numbers an epoch; 4 steps of the third size are read at 0, 4.5, 9 and 13.5 of them."""
+    plan = make_plan(_spec(), 16, UCF101)
+    grown = plan.ladder[2]
+    assert plan.first_step(3, grown) == 4 * 18 - 4 and plan.first_step(3, plan.ladder[0]) == 54
+    rates = [plan.learning_rate(step, grown) for step in range(4 * 18 - 4, 4 * 18)]
+    assert rates == [plan.schedule.learning_rate(54 + place) for place in (0, 4.5, 9, 13.5)]
+    assert plan.learning_rate(60, plan.ladder[0]) == plan.learning_rate(60)
+
+
+@pytest.fixture
+def growing(write_spec: WriteSpec) -> Path:
+    """4 learners of 2 clips with 20 each: 10, 5, 2, 1, 1 steps an epoch. With this margin every decision but the first
+    grows the batch."""
+    parallel = {"method": "averaging", "period": 4, "grow_batch": {"margin": 1000.0}}
+    return write_spec(
+        parallel=parallel, schedule={"epochs": 4}, evaluate={"every_epochs": 1},
+        checkpoint={"keep": 9, "keep_best": "top1"},
+        precision="fp64", optimizer={"name": "adam", "base_lr": 1e-3, "lr_scaling": "none"},
+    )  # fmt: skip
+
+
+def test_a_run_whose_batch_grows_keeps_it_when_it_goes_on(growing: Path, tmp_path: Path) -> None:
+    """Epochs of 10, 10, 5 and 2 steps; then once more from the end of epoch 2, whose validation decides on epoch 3."""
+    output = train(0, growing)
+    run = tmp_path / "runs/run"
+    assert "epoch 2: batch of a learner grows from 2 clips to 4, 5 steps an epoch" in output
+    steps = [record["step"] for record in records(run, "step")]
+    assert steps == [*range(1, 21), *range(26, 31), 39, 40]
+    keys = ("epoch", "clips_per_gpu", "global_batch")
+    assert [tuple(r[key] for key in keys) for r in records(run, "batch")] == [(1, 2, 8), (2, 4, 16), (3, 8, 32)]
+    accuracies = [record["top1"] for record in records(run, "eval")]
+    assert [record["accuracy"] for record in records(run, "batch")] == accuracies[:3]
+    assert [record["step"] for record in records(run, "average")] == [4, 8, 10, 14, 18, 20, 29, 30, 40]
+    whole = final_state(run)
+    best_accuracy = max(record["accuracy"] for record in records(run, "batch"))
+    assert whole["growth"] == {"clips_per_gpu": 8, "best": best_accuracy, "validations": 3}
+    for later in (*run.glob("checkpoints/step_00000040*"), *run.glob("checkpoints/step_00000030*")):
+        later.unlink()
+    (run / "metrics.jsonl").unlink()  # no decision is read from it
+    best = (run / "checkpoints/best.json").read_text()
+    shutil.copytree(run, tmp_path / "kept")
+    train(0, growing)
+    assert (run / "checkpoints/best.json").read_text() == best
+    assert [record["step"] for record in records(run, "step")][-7:] == [*range(26, 31), 39, 40]
+    assert_bit_equal(whole, final_state(run))

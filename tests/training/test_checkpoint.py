@@ -18,15 +18,8 @@ from summit_train.core.saved import load_newest, tensors_of, without_numbers
 from summit_train.optim.solvers import build_solver, set_learning_rate
 from summit_train.spec import CheckpointSpec, Spec, smallest_spec
 from summit_train.spec.keys import OptimizerSpec, ScheduleSpec
+from summit_train.training import checkpoint
 from summit_train.training.agreement import experiment_differences
-from summit_train.training.checkpoint import (
-    Writer,
-    begin_solver_state,
-    epoch_checkpoints,
-    prune_checkpoints,
-    serialised,
-    write_checkpoint,
-)
 from tests.killing import killed_at
 from tests.runs import LARGE, full_disk, load_any, small_checkpoints
 from tests.worlds import PATIENCE_S
@@ -41,12 +34,10 @@ def _keeping(run: Path, **keys: Any) -> Spec:
 def test_what_is_saved_is_what_is_loaded(tmp_path: Path) -> None:
     (path,) = small_checkpoints(tmp_path, 12)
     assert path.name == "step_00000012.pt" and step_of(path) == 12
-    state = load_any(path)
-    assert state["step"] == 12 and torch.equal(state["model"]["w"], torch.arange(1000.0) + 12)
-    assert torch.load(path, weights_only=True)["step"] == 12
+    for state in (load_any(path), torch.load(path, weights_only=True)):
+        assert state["step"] == 12 and torch.equal(state["model"]["w"], torch.arange(1000.0) + 12)
     assert sorted(p.name for p in path.parent.iterdir()) == [path.name, f"{path.name}.sha256"]
-    words = ["sha256sum", "--check", digest_path(path).name]
-    subprocess.run(words, cwd=path.parent, capture_output=True, check=True)
+    subprocess.run(["sha256sum", "-c", digest_path(path).name], cwd=path.parent, capture_output=True, check=True)
 
 
 def test_a_full_disk_leaves_the_old_one(tmp_path: Path) -> None:
@@ -61,10 +52,10 @@ def test_a_full_disk_leaves_the_old_one(tmp_path: Path) -> None:
 
 def test_a_checkpoint_holds_what_was_there_when_its_bytes_were_taken(tmp_path: Path) -> None:
     weights = {"w": torch.arange(5.0)}
-    content = serialised({"model": weights, "optimizer": {}, "step": 1})
+    content = checkpoint.serialised({"model": weights, "optimizer": {}, "step": 1})
     weights["w"] += 1
     path = checkpoint_path(tmp_path, 1)
-    digest = write_checkpoint(path, content)
+    digest = checkpoint.write_checkpoint(path, content)
     assert torch.equal(load_any(path)["model"]["w"], torch.arange(5.0))
     assert digest_path(path).read_text() == f"{digest}  {path.name}\n"
 
@@ -79,10 +70,10 @@ def test_a_kill_at_any_operation_leaves_the_old_or_the_new_checkpoint(tmp_path: 
 
         def write(run: Path = run) -> None:
             small_checkpoints(run, 20)
-            prune_checkpoints(_keeping(run, keep=1), 10, checkpoint_path(run, 20))
+            checkpoint.prune_checkpoints(_keeping(run, keep=1), 10, checkpoint_path(run, 20))
 
         def save(write: Callable[[], None] = write) -> None:
-            writer = Writer(background=background)
+            writer = checkpoint.Writer(background=background)
             writer.start(write)
             writer.wait()
 
@@ -97,7 +88,7 @@ def test_a_kill_at_any_operation_leaves_the_old_or_the_new_checkpoint(tmp_path: 
 
 
 def test_a_checkpoint_in_the_background_is_waited_for_and_its_error_is_raised_once() -> None:
-    writer, gate, done = Writer(background=True), threading.Event(), list[str]()
+    writer, gate, done = checkpoint.Writer(background=True), threading.Event(), list[str]()
 
     def write() -> None:
         assert gate.wait(PATIENCE_S)
@@ -115,29 +106,29 @@ def test_a_checkpoint_in_the_background_is_waited_for_and_its_error_is_raised_on
     writer.start(fail)
     with pytest.raises(RunFailed, match="no room"):
         writer.wait()
-    assert not writer.has_failed
     writer.wait()
+    assert not writer.has_failed
 
 
 def test_whole_epochs_are_kept_and_the_newest(tmp_path: Path) -> None:
     """10 steps an epoch, two kept: 13 was asked for by a signal and is passed by 20."""
     small_checkpoints(tmp_path, 10, 13, 20, 30, 34)
     spec = _keeping(tmp_path, keep=2)
-    prune_checkpoints(spec, 10, checkpoint_path(tmp_path, 34))
+    checkpoint.prune_checkpoints(spec, 10, checkpoint_path(tmp_path, 34))
     assert [step_of(path) for path in find_checkpoints(tmp_path)] == [20, 30, 34]
     assert len(list((tmp_path / "checkpoints").iterdir())) == 6
-    assert [step_of(path) for path in epoch_checkpoints(spec, 10)] == [20, 30]
+    assert [step_of(path) for path in checkpoint.epoch_checkpoints(spec, 10)] == [20, 30]
 
 
 def test_the_best_stays_and_epochs_that_are_not_due_count_for_nothing(tmp_path: Path) -> None:
     """A checkpoint every second epoch of five: the fifth is due as the last; the best is of the first."""
     small_checkpoints(tmp_path, 10, 20, 30, 40, 50)
     spec = _keeping(tmp_path, keep=2, every_epochs=2)
-    assert [step_of(path) for path in epoch_checkpoints(spec, 10)] == [20, 40, 50]
-    prune_checkpoints(spec, 10, *(checkpoint_path(tmp_path, step) for step in (50, 10)))
+    assert [step_of(path) for path in checkpoint.epoch_checkpoints(spec, 10)] == [20, 40, 50]
+    checkpoint.prune_checkpoints(spec, 10, *(checkpoint_path(tmp_path, step) for step in (50, 10)))
     assert [step_of(path) for path in find_checkpoints(tmp_path)] == [10, 40, 50]
     small_checkpoints(tmp_path, 53)
-    prune_checkpoints(spec, 10, *(checkpoint_path(tmp_path, step) for step in (53, 50)))
+    checkpoint.prune_checkpoints(spec, 10, *(checkpoint_path(tmp_path, step) for step in (53, 50)))
     assert [step_of(path) for path in find_checkpoints(tmp_path)] == [40, 50, 53]
 
 
@@ -147,7 +138,7 @@ def test_a_damaged_newer_checkpoint_takes_the_place_of_no_other(tmp_path: Path) 
     for step in (10, 40):
         learner_path(checkpoint_path(tmp_path, step), 0).touch()
     damaged.write_bytes(b"damaged")
-    prune_checkpoints(_keeping(tmp_path, keep=1), 10, checkpoint_path(tmp_path, 25))
+    checkpoint.prune_checkpoints(_keeping(tmp_path, keep=1), 10, checkpoint_path(tmp_path, 25))
     assert [step_of(path) for path in find_checkpoints(tmp_path)] == [20, 25, 40] and damaged.read_bytes() == b"damaged"
     assert [path.name for path in damaged.parent.glob("*.learner_*")] == ["step_00000040.learner_0000.pt"]
 
@@ -190,7 +181,7 @@ def test_a_solver_takes_its_state_and_keeps_its_own_options(name: str) -> None:
 
 def _restore(solver: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
     numbers = tensors_of(saved, "optimizer")
-    for name, target in begin_solver_state(Path("a.pt"), solver, without_numbers(saved)).items():
+    for name, target in checkpoint.begin_solver_state(Path("a.pt"), solver, without_numbers(saved)).items():
         target.copy_(numbers[name])
 
 
@@ -216,7 +207,7 @@ def test_a_state_that_does_not_fit_is_named(name: str, change: Callable[[dict[st
     saved = solver.state_dict()
     change(saved)
     with pytest.raises(UserError, match=rf"^a\.pt: .*{reason}") as caught:
-        begin_solver_state(Path("a.pt"), solver, saved)
+        checkpoint.begin_solver_state(Path("a.pt"), solver, saved)
     assert "\n" not in str(caught.value)
 
 

@@ -13,11 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from summit_train.core.comm import BACKENDS, World, open_world
 from summit_train.core.errors import RunFailed
 from summit_train.training.buckets import BUCKET_BYTES, LAST_BUCKET_BYTES, bucket_counts
-from summit_train.training.exchange import (
-    Exchange,
-    average,
-    split_buckets,
-)
+from summit_train.training.exchange import Exchange, average, split_buckets
 from summit_train.training.timer import StepTimer
 from tests.worlds import joined, needs_ranks
 
@@ -33,19 +29,13 @@ class _Recorded(World):
         super().__init__()
         self.messages: list[tuple[str, list[float]]] = []
 
-    def start_mean(self, tensor: torch.Tensor, name: str) -> Callable[[], None]:
-        return self._begin(tensor, name, 4)
-
-    def start_total(self, tensor: torch.Tensor, name: str) -> Callable[[], None]:
-        return self._begin(tensor, name, 2)
-
-    def _begin(self, tensor: torch.Tensor, name: str, divisor: int) -> Callable[[], None]:
+    def start_mean(self, tensor: torch.Tensor, name: str) -> Callable[[], object]:
         self.messages.append((name, tensor.tolist()))
+        return lambda: tensor.div_(4)
 
-        def finish() -> None:
-            tensor.div_(divisor)
-
-        return finish
+    def start_total(self, tensor: torch.Tensor, name: str) -> Callable[[], object]:
+        self.messages.append((name, tensor.tolist()))
+        return lambda: tensor.div_(2)
 
 
 def test_the_last_bucket_is_small_and_none_is_above_its_bound() -> None:
@@ -78,6 +68,14 @@ def test_a_gradient_has_the_layout_of_its_weight_and_a_place_of_its_own() -> Non
         view.fill_(number)
     assert bucket.flat.tolist() == [0.0] * 12 + [1.0] * 12 + [2.0] * 24 + [3.0] * 24
     assert bucket.views[3].stride() == weights[0].stride() == (12, 1, 6, 3)
+
+
+def _run(exchange: Exchange, loss: Callable[[], torch.Tensor]) -> None:
+    """Make a step of one micro-batch."""
+    exchange.begin_step(StepTimer(torch.device("cpu")))
+    exchange.begin_last_pass()
+    torch.autograd.backward(loss())
+    exchange.finish()
 
 
 class _TwoWays(nn.Module):
@@ -150,10 +148,7 @@ def test_a_gradient_that_comes_in_parts_is_sent_whole_or_the_run_ends() -> None:
     def step(times: int) -> None:
         world.messages.clear()
         model.times = times
-        exchange.begin_step(StepTimer(torch.device("cpu")))
-        exchange.begin_last_pass()
-        torch.autograd.backward(model(torch.ones(1, 1)))
-        exchange.finish()
+        _run(exchange, lambda: model(torch.ones(1, 1)))
 
     for _ in range(3):
         step(3)
@@ -188,12 +183,9 @@ def test_passes_add_up_and_only_the_last_one_sends() -> None:
 
 
 def test_halves_travel_and_floats_come_out() -> None:
-    model, world = nn.Linear(1, 1, bias=False), _Recorded()
-    exchange = Exchange(model.named_parameters(), world, 2, "fp16")
-    exchange.begin_step(StepTimer(torch.device("cpu")))
-    exchange.begin_last_pass()
-    torch.autograd.backward(model(torch.tensor([1 + 2.0**-12])).sum())
-    exchange.finish()
+    model = nn.Linear(1, 1, bias=False)
+    exchange = Exchange(model.named_parameters(), _Recorded(), 2, "fp16")
+    _run(exchange, lambda: model(torch.tensor([1 + 2.0**-12])).sum())
     assert model.weight.grad is not None and model.weight.grad.dtype == torch.float32
     assert model.weight.grad.item() == 0.25  # what a half cannot hold is gone
 
@@ -201,10 +193,7 @@ def test_halves_travel_and_floats_come_out() -> None:
 def _average_halves(virtual_gpus: int) -> int:
     world, weight = open_world(), nn.Parameter(torch.ones(2))
     exchange = Exchange([("weight", weight)], world, virtual_gpus, "fp16")
-    exchange.begin_step(StepTimer(torch.device("cpu")))
-    exchange.begin_last_pass()
-    torch.autograd.backward((weight * torch.tensor([40000.0, 3e-6])).sum())
-    exchange.finish()
+    _run(exchange, lambda: (weight * torch.tensor([40000.0, 3e-6])).sum())
     assert weight.grad is not None
     large, small = weight.grad.tolist()
     print(f"averaged {large} {small:.1e}", flush=True)
@@ -224,10 +213,7 @@ def test_halves_are_scaled_by_the_virtual_gpus_and_not_by_the_ranks() -> None:
     """Of 16 virtual GPUs, the sum of a rank is divided by 4 before it is sent, and by 4 after the ranks' sum."""
     model, world = nn.Linear(1, 1, bias=False), _Recorded()
     exchange = Exchange(model.named_parameters(), world, 16, "fp16")
-    exchange.begin_step(StepTimer(torch.device("cpu")))
-    exchange.begin_last_pass()
-    torch.autograd.backward(model(torch.tensor([64.0])).sum())
-    exchange.finish()
+    _run(exchange, lambda: model(torch.tensor([64.0])).sum())
     assert world.messages == [("gradients.0", [16.0])]
     assert model.weight.grad is not None and model.weight.grad.item() == 2  # 16 / 2 * 4 / 16
 

@@ -15,7 +15,7 @@ from tests.closeness import assert_near
 from tests.conftest import made_once, spec_writer
 from tests.flows import numbered_fields, write_moving_set, write_packed
 from tests.runs import final_state, records
-from tests.worlds import Say, main_said, train
+from tests.worlds import Said, Say, train
 
 FLOW = {"modality": "flow", "flow_length": 2, "sampling": "uniform", "num_frames": 2, "flip": False}
 
@@ -42,30 +42,25 @@ def flow_run(moving: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made_once(tmp_path_factory, "flow_training", make) / "runs/flow"
 
 
-@pytest.fixture
-def said(capsys: pytest.CaptureFixture[str]) -> Say:
-    return lambda *words: main_said(capsys, *words)
-
-
-def _refused(said: tuple[int, str, str]) -> str:
+def _refused(said: Said) -> str:
     status, _, errors = said
     assert status == 2, errors
     return errors.splitlines()[-1]  # after notes on the run
 
 
-def test_a_network_learns_motion_from_flow(flow_run: Path, said: Say, moving: Path) -> None:
+def test_a_network_learns_motion_from_flow(flow_run: Path, say: Say, moving: Path) -> None:
     plan = json.loads((flow_run / "plan.json").read_text())
     assert plan["input_bytes_per_step_and_rank"] == 8 * 2 * 32 * 32 * 4
     assert final_state(flow_run)["model"]["conv1.weight"].shape[1] == 4
     losses = [step["loss"] for step in records(flow_run, "step")]
     assert np.mean(losses[-3:]) < np.mean(losses[:3]) - 0.1
-    status, out, _ = said("eval", flow_run / "spec.yaml", "--json")
+    status, out, _ = say("eval", flow_run / "spec.yaml", "--json")
     assert status == 0 and json.loads(out)["videos"] == 8
     # predict takes the manifest, and folders of flow.
-    status, out, _ = said("predict", flow_run, moving / "val.csv", "--json")
+    status, out, _ = say("predict", flow_run, moving / "val.csv", "--json")
     videos = json.loads(out)
     assert status == 0 and len(videos["videos"]) == 8
-    status, out, _ = said("predict", flow_run, moving / "val/000", "--json")
+    status, out, _ = say("predict", flow_run, moving / "val/000", "--json")
     assert json.loads(out)["videos"][0]["predictions"] == videos["videos"][0]["predictions"]
 
 
@@ -81,39 +76,39 @@ def test_evaluation_sees_flow_about_no_motion(flow_run: Path, moving: Path) -> N
     assert_near(np.load(scores)["scores"][2], logits, 1e-5)
 
 
-def test_commands_that_need_pictures_say_so(flow_run: Path, said: Say, motion_set: Path, tmp_path: Path) -> None:
+def test_commands_that_need_pictures_say_so(flow_run: Path, say: Say, motion_set: Path, tmp_path: Path) -> None:
     video = next((motion_set / "videos").iterdir())
     right = "try a run with data.modality rgb, or `predict`"
-    line = _refused(said("stream", flow_run, video))
+    line = _refused(say("stream", flow_run, video))
     assert "its network sees optical flow, not RGB frames" in line and right in line
-    line = _refused(said("cam", flow_run, video, "--out", tmp_path / "maps"))
+    line = _refused(say("cam", flow_run, video, "--out", tmp_path / "maps"))
     assert "its network sees optical flow, not RGB frames" in line and right in line
-    assert "more than the observed part" in _refused(said("eval", flow_run / "spec.yaml", "--observed", "0.5,1"))
+    assert "more than the observed part" in _refused(say("eval", flow_run / "spec.yaml", "--observed", "0.5,1"))
 
 
-def test_predict_names_the_videos_that_are_no_flow(flow_run: Path, said: Say, motion_set: Path) -> None:
+def test_predict_names_the_videos_that_are_no_flow(flow_run: Path, say: Say, motion_set: Path) -> None:
     video = next((motion_set / "videos").iterdir())
-    status, out, _ = said("predict", flow_run, video, "--json")
+    status, out, _ = say("predict", flow_run, video, "--json")
     (found,) = json.loads(out)["videos"]
     assert status == 1 and "is a video, and data.modality is flow: make its flow with" in found["error"]
 
 
 def test_sets_of_the_other_modality_are_refused_before_training(
-    moving: Path, motion_set: Path, trained_run: Path, said: Say, tmp_path: Path
+    moving: Path, motion_set: Path, trained_run: Path, say: Say, tmp_path: Path
 ) -> None:
     spec = _flow_spec(tmp_path, moving, "run")
-    line = _refused(said("train", spec, f"data.train={motion_set / 'train.csv'}"))
+    line = _refused(say("train", spec, f"data.train={motion_set / 'train.csv'}"))
     assert "train.csv:2: " in line and "make its flow with `summit-train data flow`" in line
-    line = _refused(said("train", spec, "data.modality=rgb", "data.num_frames=2"))
+    line = _refused(say("train", spec, "data.modality=rgb", "data.num_frames=2"))
     assert "holds flow, and data.modality is rgb" in line
     assert not (tmp_path / "runs").exists()
     # A folder of flow for a network of pictures is named by what it holds.
-    status, out, _ = said("predict", trained_run, moving / "val/000", "--json")
+    status, out, _ = say("predict", trained_run, moving / "val/000", "--json")
     assert status == 1 and "flow_x_" in json.loads(out)["videos"][0]["error"]
 
 
-def test_a_run_of_another_modality_is_another_experiment(flow_run: Path, moving: Path, said: Say) -> None:
-    line = _refused(said("train", flow_run / "spec.yaml", "data.flow_length=1"))
+def test_a_run_of_another_modality_is_another_experiment(flow_run: Path, moving: Path, say: Say) -> None:
+    line = _refused(say("train", flow_run / "spec.yaml", "data.flow_length=1"))
     assert "data.flow_length: the checkpoint has '2', this run '1'" in line
 
 
@@ -135,9 +130,9 @@ def test_a_network_of_flow_starts_from_one_of_pictures(moving: Path, trained_run
         assert_near(flow[name], rgb[name], 1e-4, name)
 
 
-def test_an_export_says_what_its_channels_are(flow_run: Path, tmp_path: Path, said: Say) -> None:
+def test_an_export_says_what_its_channels_are(flow_run: Path, tmp_path: Path, say: Say) -> None:
     pytest.importorskip("onnx")
-    status, _, errors = said("export", flow_run, "--out", tmp_path / "flow.onnx")
+    status, _, errors = say("export", flow_run, "--out", tmp_path / "flow.onnx")
     assert status == 0, errors
     description = json.loads((tmp_path / "flow.json").read_text())
     assert description["inputs"][0]["shape"] == [1, 2, 4, 32, 32]

@@ -1,7 +1,4 @@
-"""A run of a network of one's own: its code is part of it, and all commands take it.
-
-On any ranks and resumed: the "foreign" runs of test_golden_runs.py and test_uneven_shares.py.
-"""
+"""A run of the user's network: its code is part of it, and all commands take it."""
 
 from __future__ import annotations
 
@@ -24,7 +21,7 @@ from tests.conftest import spec_writer
 from tests.models import foreign
 from tests.models.test_foreign import SMALL
 from tests.runs import difference, final_state
-from tests.worlds import main_said, train
+from tests.worlds import Say, train
 
 
 class Trained(NamedTuple):
@@ -51,20 +48,20 @@ def trained(motion_set: Path, eight_videos: dict[str, str], tmp_path_factory: py
     return Trained(spec, folder / "runs/run", code)
 
 
-def test_a_trained_one_is_used_as_any_other(
-    trained: Trained, motion_set: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_a_trained_one_is_used_as_any_other(trained: Trained, motion_set: Path, say: Say, tmp_path: Path) -> None:
+    def output_of(*words: object) -> str:
+        status, out, err = say(*words)
+        assert status == 0, err
+        return out
+
     run, video = trained.run, motion_set / "videos/val_000000.mp4"
     final = json.loads((run / "eval.json").read_text())
-    status, out, err = main_said(capsys, "eval", run, "--json")
-    assert status == 0 and json.loads(out)["top1_mean"] == final["top1_mean"], err
-    status, out, err = main_said(capsys, "predict", run, video, "--json")
-    assert status == 0 and len(json.loads(out)["videos"][0]["predictions"]) == 4, err
-    status, out, err = main_said(capsys, "cam", run, video, "--out", tmp_path / "cam", "--threshold", 0)
-    assert status == 0 and "cam/val_000000.png" in out, err
+    assert json.loads(output_of("eval", run, "--json"))["top1_mean"] == final["top1_mean"]
+    assert len(json.loads(output_of("predict", run, video, "--json"))["videos"][0]["predictions"]) == 4
+    assert "cam/val_000000.png" in output_of("cam", run, video, "--out", tmp_path / "cam", "--threshold", 0)
     pytest.importorskip("onnxruntime", reason="needs the extra `export`")
-    status, out, err = main_said(capsys, "export", run, "--out", tmp_path / "own.onnx")
-    assert status == 0 and (tmp_path / "own.onnx").is_file(), err
+    output_of("export", run, "--out", tmp_path / "own.onnx")
+    assert (tmp_path / "own.onnx").is_file()
 
 
 def test_ranks_compare_the_code(trained: Trained) -> None:
@@ -74,7 +71,7 @@ def test_ranks_compare_the_code(trained: Trained) -> None:
 
 
 def test_changed_code_is_another_experiment_and_does_not_run(
-    trained: Trained, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    trained: Trained, say: Say, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, marker = trained.run.with_name("changed"), tmp_path / "ran"
     monkeypatch.syspath_prepend(tmp_path)
@@ -90,19 +87,17 @@ def test_changed_code_is_another_experiment_and_does_not_run(
             for command in ("eval", "predict", "cam", "export"):
                 out = ["--out", str(tmp_path / "x")]
                 words = {"predict": ["nothing.mp4"], "cam": ["nothing.mp4", *out], "export": out}
-                status, _, err = main_said(capsys, command, run, *words.get(command, []), *more)
+                status, _, err = say(command, run, *words.get(command, []), *more)
                 assert status == 2 and "its network's code has changed: model.arch (SHA-256) was" in err, command
         assert not marker.exists()
-        status, _, err = main_said(capsys, "plan", trained.spec, "name=changed")
+        status, _, err = say("plan", trained.spec, "name=changed")
         assert status == 2 and "model.arch (SHA-256): the checkpoint has" in err and "set model.pretrained to" in err
         assert marker.exists()
     finally:
         trained.code.write_text(SMALL)
 
 
-def test_a_checkpoint_alone_starts_no_code(
-    trained: Trained, motion_set: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_checkpoint_alone_starts_no_code(trained: Trained, motion_set: Path, tmp_path: Path, say: Say) -> None:
     """The spec.yaml of its run folder or the user must name the callable; and the code must be that of the training."""
     state, video = final_state(trained.run), motion_set / "videos/val_000000.mp4"
     arch = state["spec"]["model"]["arch"]
@@ -110,14 +105,14 @@ def test_a_checkpoint_alone_starts_no_code(
     trap.write_text("raise SystemError('this code ran')\n")
     torch.save(state | {"spec": {**state["spec"], "model": {**state["spec"]["model"], "arch": f"{trap}:Small"}}},
                tmp_path / "alone.pt")  # fmt: skip
-    status, _, err = main_said(capsys, "predict", tmp_path / "alone.pt", video)
+    status, _, err = say("predict", tmp_path / "alone.pt", video)
     assert status == 2 and f"{tmp_path}/alone.pt: a checkpoint alone does not run its network's code" in err
-    status, _, err = main_said(capsys, "predict", tmp_path / "alone.pt", video, f"model.arch={arch}")
+    status, _, err = say("predict", tmp_path / "alone.pt", video, f"model.arch={arch}")
     assert status == 0, err
     # In a run folder whose spec.yaml names another callable.
     shutil.copytree(trained.run, tmp_path / "run")
     (tmp_path / "alone.pt").rename(tmp_path / "run/checkpoints/step_00000009.pt")
-    status, _, err = main_said(capsys, "predict", tmp_path / "run/checkpoints/step_00000009.pt", video)
+    status, _, err = say("predict", tmp_path / "run/checkpoints/step_00000009.pt", video)
     assert status == 2 and "a checkpoint alone does not run" in err
 
 
@@ -125,11 +120,7 @@ def test_a_checkpoint_alone_starts_no_code(
     ("former", "latter", "message"),
     [
         ("feature_maps", "other_maps", r"has no class activation maps: they need a method feature_maps"),
-        (
-            "self.head = ",
-            "self.last = ",
-            r"they need a method feature_maps, and its last linear layer as",
-        ),
+        ("self.head = ", "self.last = ", r"they need a method feature_maps, and its last linear layer as"),
         ("self.drop(self.feature_maps(x)", "torch.exp(self.feature_maps(x)", r"its logits are not its head applied"),
     ],
 )

@@ -33,6 +33,7 @@ from tests.runs import assert_bit_equal, load_any, records
 from tests.worlds import forked, main_without_reports, signal_at, train
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "runs.json"
+SECTIONS = GOLDEN.with_suffix(".yaml")
 TRAIN, VAL, FRAMES, SIDE = 24, 9, 8, 32
 STOPPED_AT = 4  # the update at which the run on three ranks is asked to stop, from 1
 # Relative, of vectors to their norms. The order of sums moves most runs by 1e-14; rounding grows at a large LR, and in
@@ -93,114 +94,13 @@ class Twice(nn.Module):
         return self.head(x) + self.side(x)
 '''
 SMALL = {"arch": "tsm", "backbone": "resnet18", "width": 0.125, "num_classes": 4, "dropout": 0.2}
-EACH_EPOCH = {"every_epochs": 1}
-ALONE = {"backbone": None, "dropout": 0.0}
-# At larger ones, rounding grows tenfold in each step of a network with many normalisations over few numbers.
-SMALL_STEPS = {"base_lr": 1e-6}
-
-
-def later(*names: str) -> dict[str, Any]:
-    """Return the entry of `optimizer.freeze` that trains these names from epoch 1 on."""
-    return {"names": list(names), "until_epoch": 1}
 
 
 def runs(folder: Path) -> dict[str, dict[str, Any]]:
     """Return the sections of each run's spec that differ from a tiny TSM's."""
-    parts = folder / "parts.py"
-    flow = {"train": "flow/train.csv", "val": "flow/val.csv", "modality": "flow", "flow_length": 2}
-    boxes = {"train": "boxes_train.csv", "val": "boxes_val.csv", "augment": "whole", "num_frames": 2}
-    detector = {"channels": 64, "anchor_sides": [8.0, 16.0], "anchor_ratios": [1.0], "grid": 3, "proposals": 20}
-    own = {
-        "loss": {"kind": f"{parts}:Focal", "options": {"gamma": 1.5}},
-        "data": {"augment": ["scale_jitter", {"kind": f"{parts}:dim", "options": {"most": 0.3}}]},
-        "evaluate": {**EACH_EPOCH, "measures": [f"{parts}:recall"]},
-        "checkpoint": {"keep_best": "recall"},
-        "schedule": {"decay": f"{parts}:hold", "options": {"until": 0.4}},
-    }
-    averaging = {"method": "averaging"}
-    return {
-        "sgd": {"loss": {"label_smoothing": 0.1}, "noise_scale": {"every_steps": 2}},
-        "rmsprop": {"optimizer": {"name": "rmsprop", "momentum": 0.9, "base_lr": 1e-4}},
-        "adagrad": {"optimizer": {"name": "adagrad", "base_lr": 1e-3, "clip_norm": 1.0}},
-        "adam": {"optimizer": {"name": "adam", "base_lr": 1e-4}},
-        "adamw": {"optimizer": {"name": "adamw", "base_lr": 1e-4, "layer_decay": 0.75, "decay_norms": True}},
-        "lamb": {"optimizer": {"name": "lamb", "base_lr": 1e-3}},
-        "lamb, vit": {
-            "model": {**ALONE, "arch": "vit", "adapter": "shift"},
-            "optimizer": {"name": "lamb", "base_lr": 1e-3},
-        },
-        "lars": {"optimizer": {"trust_ratio": {"kind": "lars"}, "base_lr": 1.0}, "schedule": {"decay": "polynomial"}},
-        "bounded": {
-            "optimizer": {"trust_ratio": {"kind": "bounded", "upper": 1000.0}, "clip_norm": 1.0, "base_lr": 1e-5},
-            "schedule": {"warmup": "squared", "decay": "linear"},
-        },
-        "averaging": {"parallel": averaging, "evaluate": EACH_EPOCH},
-        "averaging, local": {"parallel": {**averaging, "period": 2, "optimizer_state": "local", "bn": "local"}},
-        "averaging, growing": {
-            "parallel": {**averaging, "grow_batch": {"margin": 2.0, "max": 3}},
-            "evaluate": EACH_EPOCH,
-            "schedule": {"epochs": 3},
-        },
-        "ema": {"ema": {"decay": 0.5}, "evaluate": {**EACH_EPOCH, "precise_bn": 2}},
-        "mix, erase, repeats": {
-            "data": {"repeats": 2, "erase": 0.5, "mix": {"mixup": 0.8, "cutmix": 1.0}},
-            "scale": {"clips_per_gpu": 4},
-        },
-        "binary, balanced": {"loss": {"kind": "binary"}, "data": {"balance": "classes"}, "evaluate": EACH_EPOCH},
-        "class weights": {"loss": {"class_weights": [1.0, 2.0, 0.5, 3.0]}, "evaluate": EACH_EPOCH},
-        "flow": {"data": flow, "optimizer": {"first_lr_factor": 5.0}},
-        "freeze": {
-            "optimizer": {
-                "freeze": [later("layer1", "conv1")],
-                "lr_factors": {"layer4": 2.0},
-                "head_lr_factor": 3.0,
-            },
-            "schedule": {"epochs": 3},
-        },
-        "early stop, keep best": {
-            "evaluate": EACH_EPOCH,
-            "schedule": {"epochs": 8, "early_stop": {"measure": "top1", "epochs": 2}},
-            "checkpoint": {"keep_best": "top1"},
-            "optimizer": {"base_lr": 0.05},
-        },
-        "detector": {
-            "task": "detection",
-            "model": {"num_classes": 2, "shift_direction": "past", "dropout": 0.0, "detector": detector},
-            "data": boxes,
-            "loss": {"kind": "detection"},
-            "scale": {"clips_per_gpu": 1},
-            "evaluate": {"mode": "stream", "crops": "full"},
-        },
-        "vit, st": {"model": {**ALONE, "arch": "vit", "adapter": "st", "drop_path": 0.5}, "data": {"num_frames": 2}},
-        "slowfast": {
-            "model": {**ALONE, "arch": "slowfast", "zero_init_residual": True},
-            "data": {"num_frames": 8},
-            "optimizer": SMALL_STEPS,
-        },
-        "x3d": {"model": {**ALONE, "arch": "x3d_m"}, "data": {"num_frames": 2}, "optimizer": SMALL_STEPS},
-        "i3d, non-local": {
-            "model": {
-                "arch": "i3d_3x1x1",
-                "backbone": "resnet50",
-                "non_local": "original",
-                "zero_init_residual": True,
-            },
-            "data": {"num_frames": 8},
-            "optimizer": SMALL_STEPS,
-        },
-        "foreign": {"model": {**ALONE, "arch": f"{parts}:Twice", "width": 1.0, "options": {"width": 6}}},
-        "own parts": own,
-        "more epochs": {"schedule": {"decay": "none"}},  # then trained for another epoch
-        "freeze, learners": {
-            "parallel": {**averaging, "period": 2, "optimizer_state": "local", "bn": "local"},
-            "optimizer": {"name": "lamb", "base_lr": 1e-3, "freeze": ["conv1", later("layer1")]},
-        },
-        "freeze, foreign": {
-            "model": {**ALONE, "arch": f"{parts}:Twice", "width": 1.0, "options": {"width": 6}},
-            "optimizer": {"trust_ratio": {"kind": "lars"}, "base_lr": 1.0, "freeze": ["head.bias", later("block")]},
-            "ema": {"decay": 0.5},
-        },
-    }
+    text = SECTIONS.read_text().replace("PARTS", f"{folder}/parts.py")
+    sections: dict[str, dict[str, Any]] = yaml.safe_load(text)
+    return sections
 
 
 def write_set(folder: Path) -> None:

@@ -98,9 +98,7 @@ def test_no_false_alarm(found: Scores) -> None:
     assert _validated(found) == []
 
 
-def test_a_head_that_leaps_is_named_in_training_and_in_the_report(
-    write_spec: WriteSpec, motion_set: Path, tmp_path: Path
-) -> None:
+def test_a_head_that_leaps_is_named_in_log_and_report(write_spec: WriteSpec, motion_set: Path, tmp_path: Path) -> None:
     usual = {"evaluate": {"every_epochs": 1}, "data": {"val": str(motion_set / "train.csv")}}
     said, run = train(0, write_spec(optimizer={"head_lr_factor": 30_000.0}, **usual)), tmp_path / "runs/run"
     (warning,) = records(run, "warning")

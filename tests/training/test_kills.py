@@ -111,7 +111,7 @@ def _eight(folder: Path) -> Path:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize(("kill", "stride"), [(kill_a_run, 23), (kill_an_extension, 19)])
-def test_a_run_killed_anywhere_ends_bit_equal(
+def test_a_run_killed_anywhere_is_bit_equal(
     tmp_path: Path, kill: Callable[[Path, Path, int], int], stride: int
 ) -> None:
     def work() -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from dataclasses import replace
@@ -24,7 +25,9 @@ from tests.conftest import WriteSpec
 from tests.worlds import train
 
 LOGITS = torch.tensor([[0.0, log(2), log(3)], [0.0, 0.0, 0.0]], dtype=torch.float64)
+LABELS = torch.tensor([2, 0])
 SEVERAL = torch.tensor([[True, False, True], [False, True, False]])
+WEIGHTS = torch.tensor([4.0, 1.0, 2.0], dtype=torch.float64)
 
 
 def _value(loss: Loss, targets: torch.Tensor) -> float:
@@ -33,13 +36,12 @@ def _value(loss: Loss, targets: torch.Tensor) -> float:
 
 def test_weights_multiply_the_loss_of_their_class_and_the_mean_is_over_the_clips() -> None:
     """Not over the clips' weights, by which torch divides."""
-    labels, weights = torch.tensor([2, 0]), torch.tensor([4.0, 1.0, 2.0], dtype=torch.float64)
-    assert _value(Loss(), labels) == pytest.approx((log(2) + log(3)) / 2, rel=1e-14)
-    assert _value(Loss(class_weights=weights), labels) == pytest.approx((2 * log(2) + 4 * log(3)) / 2, rel=1e-14)
+    assert _value(Loss(), LABELS) == pytest.approx((log(2) + log(3)) / 2, rel=1e-14)
+    assert _value(Loss(class_weights=WEIGHTS), LABELS) == pytest.approx((2 * log(2) + 4 * log(3)) / 2, rel=1e-14)
     # With smoothing 0.3 a class has 0.1 of another one's clips.
-    own = 0.8 * 2 * log(2) + 0.1 * (4 * log(6) + 1 * log(3))
-    other = (0.8 * 4 + 0.1 * 1 + 0.1 * 2) * log(3)
-    assert _value(Loss("softmax", 0.3, weights), labels) == pytest.approx((own + other) / 2, rel=1e-14)
+    first = 0.8 * 2 * log(2) + 0.1 * (4 * log(6) + 1 * log(3))
+    second = (0.8 * 4 + 0.1 * 1 + 0.1 * 2) * log(3)
+    assert _value(Loss("softmax", 0.3, WEIGHTS), LABELS) == pytest.approx((first + second) / 2, rel=1e-14)
 
 
 def test_the_binary_loss_is_the_mean_over_classes_and_weights_those_that_are_there() -> None:
@@ -55,13 +57,11 @@ def test_the_binary_loss_is_the_mean_over_classes_and_weights_those_that_are_the
 
 
 def test_targets_may_be_numbers_of_classes_or_parts_of_them() -> None:
-    labels, weights = torch.tensor([2, 0]), torch.tensor([4.0, 1.0, 2.0], dtype=torch.float64)
     assert one_hot(SEVERAL, LOGITS).tolist() == [[1, 0, 1], [0, 1, 0]]
-    assert one_hot(labels, LOGITS).tolist() == [[0, 0, 1], [1, 0, 0]] and one_hot(labels, LOGITS).dtype == LOGITS.dtype
-    for kind in ("softmax", "binary"):
-        for smoothing in (0.0, 0.1):
-            for loss in (Loss(kind, smoothing), Loss(kind, smoothing, weights)):
-                assert _value(loss, one_hot(labels, LOGITS)) == pytest.approx(_value(loss, labels), rel=1e-14)
+    assert one_hot(LABELS, LOGITS).tolist() == [[0, 0, 1], [1, 0, 0]] and one_hot(LABELS, LOGITS).dtype == LOGITS.dtype
+    for kind, smoothing, weights in itertools.product(("softmax", "binary"), (0.0, 0.1), (None, WEIGHTS)):
+        loss = Loss(kind, smoothing, weights)
+        assert _value(loss, one_hot(LABELS, LOGITS)) == pytest.approx(_value(loss, LABELS), rel=1e-14)
     mixed = torch.tensor([[0.25, 0.0, 0.75], [1.0, 0.0, 0.0]], dtype=torch.float64)
     parts = 0.25 * log(6) + 0.75 * log(2) + log(3)
     assert _value(Loss(), mixed) == pytest.approx(parts / 2, rel=1e-14)
@@ -109,31 +109,6 @@ def test_a_bad_file_of_weights_is_refused(write_spec: WriteSpec, tmp_path: Path,
             load_spec(spec, [f"loss.class_weights={words}"])
 
 
-@pytest.fixture
-def several(write_spec: WriteSpec, motion_set: Path, tmp_path: Path) -> WriteSpec:
-    """Writes specs of a data set whose clips have one label, two or none, with weights and balanced classes."""
-    for name in ("train", "val"):
-        head, *rows = (motion_set / f"{name}.csv").read_text().splitlines()
-        column, lines = head.split(",").index("label"), [head]
-        for number, row in enumerate(rows):
-            cells = row.split(",")
-            label = int(cells[column])
-            cells[column] = (str(label), f"{label};{(label + 1) % 4}", ";")[0 if number % 3 else 1 + (number % 9 == 0)]
-            lines.append(",".join(cells))
-        (tmp_path / f"{name}.csv").write_text("\n".join(lines) + "\n")
-    (tmp_path / "classes.txt").write_text((motion_set / "classes.txt").read_text())
-    lists = {name: str(tmp_path / f"{name}.csv") for name in ("train", "val")}
-
-    def write(name: str, **sections: object) -> Path:
-        data, loss = (
-            lists | {"root": str(motion_set), "balance": "classes"},
-            {"kind": "binary", "class_weights": "balanced"},
-        )
-        return write_spec(name, data=data, loss=loss, **sections)
-
-    return write
-
-
 def test_the_loss_of_a_validation_is_that_of_training_over_the_videos_that_were_read() -> None:
     """Of three videos the last was not read. Softmax: ln(1 + 1/3) and ln 4, the second class weighs twice."""
     rows = np.array([[log(3), 0.0], [log(3), 0.0], [math.nan, math.nan]], np.float32)
@@ -148,18 +123,28 @@ def test_the_loss_of_a_validation_is_that_of_training_over_the_videos_that_were_
     assert Loss().of_scores(many) == pytest.approx(log(4), rel=1e-12)
 
 
-def test_a_validation_list_without_a_positive_ends_a_run_with_dashes(
-    several: WriteSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_list_without_a_positive_scores_dashes(
+    write_spec: WriteSpec, motion_set: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a detector's list whose boxes are all ignored: lists of labels without any are refused, but not here."""
+    """As a detector's list whose boxes are all ignored: lists of labels without any are refused, but not here.
+
+    Clips of training have two labels or none.
+    """
     monkeypatch.setattr(Manifest, "check_labels", lambda *_: None)
-    evaluate = {"every_epochs": 1, "last_checkpoints": 2}
-    spec, run = several("none", evaluate=evaluate, checkpoint={"keep_best": "map"}), tmp_path / "runs/none"
-    head, *rows = (line.split(",") for line in (tmp_path / "val.csv").read_text().splitlines())
-    for row in rows:
-        row[head.index("label")] = ";"
-    (tmp_path / "val.csv").write_text("".join(",".join(row) + "\n" for row in (head, *rows)))
-    output = train(0, spec)
+    lists = {name: str(tmp_path / f"{name}.csv") for name in ("train", "val")}
+    for name, path in lists.items():
+        head, *rows = (line.split(",") for line in (motion_set / f"{name}.csv").read_text().splitlines())
+        for number, row in enumerate(rows):
+            row[head.index("label")] = f"{number % 2};{2 + number % 2}" if name == "train" and number % 9 else ";"
+        Path(path).write_text("".join(",".join(row) + "\n" for row in (head, *rows)))
+    (tmp_path / "classes.txt").write_text((motion_set / "classes.txt").read_text())
+    spec = write_spec(
+        data=lists | {"root": str(motion_set), "balance": "classes"},
+        loss={"kind": "binary", "class_weights": "balanced"},
+        evaluate={"every_epochs": 1, "last_checkpoints": 2},
+        checkpoint={"keep_best": "map"},
+    )
+    run, output = tmp_path / "runs/run", train(0, spec)
     assert "mAP \N{EM DASH}: mean over 2 checkpoints" in output
     assert "mAP is unknown; nothing is decided by it" in output
     result = json.loads((run / "eval.json").read_text())

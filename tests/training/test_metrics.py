@@ -69,9 +69,7 @@ def test_half_a_line_of_a_killed_run_stays_its_own_line(tmp_path: Path) -> None:
     }
 
 
-def test_the_noise_scale_is_recorded_where_measured_and_shown_until_the_next(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_noise_scale_is_shown_until_the_next_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with _log(tmp_path) as log:
         log.step(_step(2, noise_scale=math.inf))
         log.step(_step(3, noise_scale=1234.5))

@@ -1,7 +1,4 @@
-"""Parts of the user's own keep the promises: the loss, augmentation, measure and decay of docs/own_parts.md, trained.
-
-The measure decides which checkpoint is the best one.
-"""
+"""A run with the user's own loss, augmentation, measure and decay, those of docs/own_parts.md; what is refused."""
 
 from __future__ import annotations
 
@@ -39,50 +36,38 @@ from summit_train.training.loss import Loss, build_loss
 from tests.closeness import assert_near
 from tests.conftest import WriteSpec, spec_writer
 from tests.runs import final_state, records
-from tests.worlds import Say, command, main_said, refused, train
+from tests.worlds import Say, command, refused, train
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs/own_parts.md").read_text(encoding="utf-8")
-# The network comes first, the others second: nets.py and parts.py.
-((_, CODE), (_, KEYS)) = (
-    re.findall(rf"^```{language}\n(.*?)^```", PAGE, re.S | re.M) for language in ("python", "yaml")
-)
-CPU = torch.device("cpu")
-
-
-def _sections(folder: Path) -> dict[str, Any]:
-    """The spec's keys on the page, and its file in a folder."""
-    (folder / "parts.py").write_text(CODE)
-    sections: dict[str, Any] = yaml.safe_load(KEYS.replace("./", f"{folder}/"))
-    return sections
+# The page has a network first, then the other callables.
+_, CODE = re.findall(r"^```python\n(.*?)^```", PAGE, re.S | re.M)
+_, KEYS = re.findall(r"^```yaml\n(.*?)^```", PAGE, re.S | re.M)
 
 
 @pytest.fixture(scope="module")
 def trained(motion_set: Path, eight_videos: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two epochs, a step each, of 4 virtual GPUs. On other ranks and resumed: "own parts" of test_golden_runs.py."""
     folder = tmp_path_factory.mktemp("own")
-    own, write = _sections(folder), spec_writer(motion_set, folder)
-    data = eight_videos | own.pop("data")
-    own["evaluate"] |= {"every_epochs": 1, "last_checkpoints": 2}
-    own["schedule"]["warmup_epochs"] = 0
-    train(0, write("own", data=data | {"workers": 1}, precision="fp64", **own))
-    return folder
-
-
-def test_the_parts_are_those_of_the_page(trained: Path) -> None:
-    """Half of the decay is done before the second step: (1 - 0.5) / (1 - 0.4)."""
-    first, second = (record["lr"] for record in records(trained / "runs/own", "step"))
+    (folder / "parts.py").write_text(CODE)
+    sections: dict[str, Any] = yaml.safe_load(KEYS.replace("./", f"{folder}/"))
+    sections["data"] |= eight_videos | {"workers": 1}
+    sections["evaluate"] |= {"every_epochs": 1, "last_checkpoints": 2}
+    sections["schedule"]["warmup_epochs"] = 0
+    train(0, spec_writer(motion_set, folder)("own", precision="fp64", **sections))
+    # Half of the decay is done before the second step: (1 - 0.5) / (1 - 0.4).
+    first, second = (record["lr"] for record in records(folder / "runs/own", "step"))
     assert first == 0.005 and second == pytest.approx(first * 5 / 6, rel=1e-12)
-    assert any(key.startswith("best_recall_") for key in final_state(trained / "runs/own"))
+    return folder
 
 
 def test_the_measure_is_wherever_top_1_is(trained: Path, say: Say, tmp_path: Path) -> None:
     run = trained / "runs/own"
     result, best = (json.loads((run / name).read_text()) for name in ("eval.json", "checkpoints/best.json"))
-    rows, evals = [row["recall"] for row in result["checkpoints"]], records(run, "eval")
-    assert result["recall_mean"] == pytest.approx(sum(rows) / 2) and result["recall_std"] == pytest.approx(
-        np.std(rows, ddof=1)
-    )
-    assert (best["measure"], best["value"]) == ("recall", max(record["recall"] for record in evals))
+    scores = [row["recall"] for row in result["checkpoints"]]
+    assert result["recall_mean"] == pytest.approx(sum(scores) / 2)
+    assert result["recall_std"] == pytest.approx(np.std(scores, ddof=1))
+    assert (best["measure"], best["value"]) == ("recall", max(record["recall"] for record in records(run, "eval")))
+    assert any(key.startswith("best_recall_") for key in final_state(run))
     status, out, _ = say("eval", run)
     assert status == 0 and f"  recall {result['recall_mean']:.4g}: mean and standard deviation (n - 1) over" in out
     found = RunRecord(run)
@@ -98,17 +83,17 @@ def test_the_measure_is_wherever_top_1_is(trained: Path, say: Say, tmp_path: Pat
     assert cells[heads.index("recall")] == f"{result['recall_mean']:.4g}"
 
 
-def test_a_changed_file_is_another_experiment(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_changed_file_is_another_experiment(trained: Path, say: Say) -> None:
     state = final_state(trained / "runs/own")
     assert state["spec"]["loss"]["kind"] == f"{trained}/parts.py:Focal"
     try:
         (trained / "parts.py").write_text(CODE + "\n")
-        line = refused(main_said(capsys, "train", trained / "own.yaml"))
+        line = refused(say("train", trained / "own.yaml"))
         for key in ("loss.kind parts.py:Focal", "data.augment parts.py:dim", "schedule.decay parts.py:hold"):
             assert f"{key} (SHA-256): the checkpoint has '{state['experiment'][f'{key} (SHA-256)']}'" in line
         assert "evaluate.measures" not in line  # it decides nothing of the training
         # The scores do not depend on it.
-        assert main_said(capsys, "eval", trained / "runs/own", "--name", "again")[0] == 0
+        assert say("eval", trained / "runs/own", "--name", "again")[0] == 0
     finally:
         (trained / "parts.py").write_text(CODE)
 
@@ -169,6 +154,8 @@ class Counts(nn.Module):
         self.calls += 1
         return logits.mean()
 
+def late(logits, targets):
+    return logits.mean() if len(logits) < 4 else logits
 def fails(*given):
     return given[9]
 
@@ -189,7 +176,7 @@ def every(scores, labels):
     return scores.mean(0)
 def text(scores, labels):
     return "0.5"
-def late(scores, labels):
+def infinite_later(scores, labels):
     return 1.0 if len(labels) == 4 else float("inf")
 """
 
@@ -202,50 +189,32 @@ def _bad(write_spec: WriteSpec, tmp_path: Path, word: str, **sections: Any) -> S
 @pytest.mark.parametrize(
     ("word", "message"),
     [
-        ("loss.kind=bad.py:whole", r"loss\.kind: .*whole must return the loss of each clip, floats \(3,\).*, got int"),
+        ("loss.kind=bad.py:whole", r"whole must return the loss of each clip, floats \(3,\).*, got int"),
         ("loss.kind=bad.py:square", r"square must return .* or their mean, got torch\.float64 \(3, 4\)"),
         ("loss.kind=bad.py:constant", r"constant must return a function of the logits, got one without a gradient"),
-        (
-            "loss.kind=bad.py:infinite",
-            r"infinite must return finite losses, got -?inf of logits of a normal distribution",
-        ),
-        (
-            "loss.kind=bad.py:noisy",
-            r"noisy must return the same for the same scores and labels; draw nothing, and keep",
-        ),
-        ("loss.kind=bad.py:Remembers", r"loss\.kind: .*Remembers must return the same for the same scores and labels"),
-        ("loss.kind=bad.py:Counts", r"loss\.kind: .*Counts must return the same for the same scores and labels"),
-        (
-            "loss.kind=bad.py:several",
-            r"several must return the loss of each clip, floats \(1,\).*, got torch.* \(1, 4\)",
-        ),
+        ("loss.kind=bad.py:infinite", r"infinite must return finite losses, got -?inf of logits of a normal distrib"),
+        ("loss.kind=bad.py:noisy", r"noisy must return the same for the same scores and labels; draw nothing, and"),
+        ("loss.kind=bad.py:Remembers", r"Remembers must return the same for the same scores and labels"),
+        ("loss.kind=bad.py:Counts", r"Counts must return the same for the same scores and labels"),
+        ("loss.kind=bad.py:several", r"several must return the loss of each clip, floats \(1,\).*, got torch.* \(1, 4"),
         ("loss.kind=bad.py:Learns", r"Learns must have no parameters: nothing trains them"),
-        ("loss.kind=bad.py:Nothing", r"loss\.kind: .*bad\.py must have a class or function Nothing"),
-        ("loss.kind=no.py:Focal", r"loss\.kind: .*no\.py not found; a relative path starts at the current directory"),
-        ("loss.kind=no_such.loss:Focal", r"cannot be imported: No module named 'no_such'; install what is missing"),
-        ("data.augment=[whole,bad.py:free]", r"data\.augment: must not be whole with task classification"),
-        ("data.augment=[multi_scale_crop,bad.py:as_floats]", r"data\.augment: .*uint8 \(4, 32, 32, 3\), got float64 "),
+        ("loss.kind=no.py:Focal", r".*no\.py not found; a relative path starts at the current directory"),
+        ("loss.kind=no_such.loss:Focal", r".* cannot be imported: No module named 'no_such'; install what is missing"),
+        ("data.augment=[whole,bad.py:free]", r"must not be whole with task classification"),
+        ("data.augment=[multi_scale_crop,bad.py:as_floats]", r".*uint8 \(4, 32, 32, 3\), got float64 "),
         ("data.augment=[scale_jitter,bad.py:shorter]", r"shorter must return .*, got uint8 \(3, 32, 32, 3\)"),
         ("data.augment=[scale_jitter,bad.py:Sums]", r"Sums must return the same for the same clip and draws"),
         ("data.augment=[scale_jitter,bad.py:none]", r"none must return a NumPy array uint8 .*, got NoneType"),
         ("data.augment=[scale_jitter,bad.py:free]", r"free must return the same for the same clip and draws"),
-        (
-            "data.augment=[scale_jitter,bad.py:alone]",
-            r"alone\(clip\) must take clip, generator: too many positional arg",
-        ),
-        (
-            "evaluate.measures=[bad.py:infinitely]",
-            r"evaluate\.measures: .*infinitely must return a finite number.*, got inf",
-        ),
-        (
-            "evaluate.measures=[bad.py:every]",
-            r"every must return a finite number, or NaN for unknown, got array\(.*, ndarray",
-        ),
+        ("data.augment=[scale_jitter,bad.py:alone]", r"alone\(clip\) must take clip, generator: too many positional"),
+        ("evaluate.measures=[bad.py:infinitely]", r"infinitely must return a finite number.*, got inf"),
+        ("evaluate.measures=[bad.py:every]", r"every must return a finite number, or NaN .*, got array\(.*, ndarray"),
         ("evaluate.measures=[bad.py:text]", r"text must return a finite number, .*, got '0\.5', str"),
     ],
 )
 def test_what_a_part_returns_is_checked_at_once(write_spec: WriteSpec, tmp_path: Path, word: str, message: str) -> None:
-    with pytest.raises(UserError, match=message) as raised:
+    key = word.partition("=")[0]
+    with pytest.raises(UserError, match=rf"{key}: (.*/bad\.py:)?{message}") as raised:
         loss_and_measures(_bad(write_spec, tmp_path, word, precision="fp64"))
     assert "\n" not in str(raised.value)
 
@@ -257,57 +226,56 @@ def test_an_error_within_keeps_its_traceback(write_spec: WriteSpec, tmp_path: Pa
     assert raised.traceback[-1].path == tmp_path / "bad.py"
 
 
-def test_a_run_continues_with_a_repaired_measure(write_spec: WriteSpec, tmp_path: Path) -> None:
-    """It failed in a validation; NaN then is unknown."""
+@pytest.mark.parametrize("word", ["loss.kind=bad.py:late", "evaluate.measures=[bad.py:infinite_later]"])
+def test_a_failure_in_a_validation_ends_all_ranks(write_spec: WriteSpec, tmp_path: Path, word: str) -> None:
+    """Repaired, a measure is taken by the run that continues: NaN is unknown."""
     _bad(write_spec, tmp_path, "seed=0", evaluate={"every_epochs": 1}, schedule={"epochs": 1})
-    status, output = command(2, "train", str(tmp_path / "bad.yaml"), f"evaluate.measures=[{tmp_path}/bad.py:late]")
-    (line,) = (line for line in output.splitlines() if "bad.py:late must return a finite number" in line)
-    assert status == 2 and line.startswith("summit-train: evaluate.measures:") and "Traceback" not in output
-    (tmp_path / "bad.py").write_text(BAD.replace("inf", "nan"))
-    assert "resumes from" in train(0, tmp_path / "bad.yaml", f"evaluate.measures=[{tmp_path}/bad.py:late]")
-    assert [record["late"] for record in records(tmp_path / "runs/bad", "eval")] == [None]
+    spec, word = tmp_path / "bad.yaml", word.replace("bad.py", f"{tmp_path}/bad.py")
+    status, output = command(2, "train", str(spec), word)
+    (line,) = (line for line in output.splitlines() if " must return " in line)
+    assert status == 2 and line.startswith(f"summit-train: {word.partition('=')[0]}:") and "Traceback" not in output
+    if "evaluate" in word:
+        (tmp_path / "bad.py").write_text(BAD.replace('"inf"', '"nan"'))
+        assert "resumes from" in train(0, spec, word)
+        assert [record["infinite_later"] for record in records(tmp_path / "runs/bad", "eval")] == [None]
 
 
-def test_the_measure_that_ends_training_is_part_of_the_experiment(
-    write_spec: WriteSpec, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "own.py").write_text("def one(scores, labels, worth=1):\n    return worth\n")
+def _write_worth(path: Path, worth: int) -> None:
+    path.write_text(f"def one(scores, labels, worth={worth}):\n    return worth\n")
+
+
+def test_the_measure_that_ends_training_is_of_the_experiment(write_spec: WriteSpec, tmp_path: Path, say: Say) -> None:
+    file = tmp_path / "own.py"
+    _write_worth(file, 1)
     stop = {"epochs": 2, "early_stop": {"measure": "one", "epochs": 1}}
-    keys = {"every_epochs": 1, "measures": [f"{tmp_path}/own.py:one"]}
-    path = write_spec(evaluate=keys, schedule=stop)
+    path = write_spec(evaluate={"every_epochs": 1, "measures": [f"{file}:one"]}, schedule=stop)
     train(0, path)
-    options = [f"evaluate.measures=[{{kind: {tmp_path}/own.py:one, options: {{worth: 3}}}}]"]
-    assert "evaluate.measures: the checkpoint has" in refused(main_said(capsys, "train", path, *options))
-    (tmp_path / "own.py").write_text("def one(scores, labels, worth=2):\n    return worth\n")
-    assert "evaluate.measures own.py:one (SHA-256): the checkpoint has" in refused(main_said(capsys, "train", path))
+    options = f"evaluate.measures=[{{kind: {file}:one, options: {{worth: 3}}}}]"
+    assert "evaluate.measures: the checkpoint has" in refused(say("train", path, options))
+    _write_worth(file, 2)
+    assert "evaluate.measures own.py:one (SHA-256): the checkpoint has" in refused(say("train", path))
 
 
 def test_the_best_is_of_one_measure(write_spec: WriteSpec, tmp_path: Path) -> None:
     """With other options, or from another file, it begins with none, also where the log has values of that name."""
-    own = tmp_path / "own.py"
-    own.write_text("def one(scores, labels, worth=5):\n    return worth\n")
-    keys = {"every_epochs": 1, "measures": [f"{own}:one"]}
+    file, run = tmp_path / "own.py", tmp_path / "runs/run"
+    keys = {"every_epochs": 1, "measures": [f"{file}:one"]}
     path = write_spec(evaluate=keys, schedule={"epochs": 3}, checkpoint={"keep_best": "one", "keep": 3})
-    train(0, path)
-    run = tmp_path / "runs/run"
-    best, steps = run / "checkpoints/best.json", [record["step"] for record in records(run, "eval")]
-    assert json.loads(best.read_text()) == {"step": steps[0], "measure": "one", "value": 5}
-    (run / f"checkpoints/step_{steps[2]:08d}.pt").unlink()
-    train(0, path, f"evaluate.measures=[{{kind: {own}:one, options: {{worth: 3}}}}]")
-    assert json.loads(best.read_text()) == {"step": steps[1], "measure": "one", "value": 3}
-    (run / f"checkpoints/step_{steps[2]:08d}.pt").unlink()
-    own.write_text("def one(scores, labels, worth=2):\n    return worth\n")
-    train(0, path)
-    assert json.loads(best.read_text()) == {"step": steps[1], "measure": "one", "value": 2}
+    options = f"evaluate.measures=[{{kind: {file}:one, options: {{worth: 3}}}}]"
+    for in_file, words, step, value in ((5, [], 10, 5), (5, [options], 20, 3), (2, [], 20, 2)):
+        _write_worth(file, in_file)
+        train(0, path, *words)
+        best = json.loads((run / "checkpoints/best.json").read_text())
+        assert best == {"step": step, "measure": "one", "value": value}
+        (run / "checkpoints/step_00000030.pt").unlink()
 
 
 def test_a_loss_may_change_what_it_receives(write_spec: WriteSpec, tmp_path: Path) -> None:
     """Clips of class 3 whose highest logit is that of 3, 0 and 3."""
-    spec = _bad(write_spec, tmp_path, "loss.kind=bad.py:in_place")
-    loss_and_measures(spec)
     logits = torch.tensor([[0.0, 0, 0, 2], [2.0, 0, 0, 0], [0.0, 0, 0, 2]], requires_grad=True)
     outputs, targets = logits * 1, torch.tensor([3, 3, 3])
-    value, correct = build_loss(spec).of_batch(outputs, targets, (32, 32), 0)
+    loss = build_loss(_bad(write_spec, tmp_path, "loss.kind=bad.py:in_place"))
+    value, correct = loss.of_batch(outputs, targets, (32, 32), 0)
     assert correct == 2 and targets.tolist() == [3, 3, 3] and outputs.equal(logits)
     value.backward()
     expected = logits.detach().requires_grad_()
@@ -342,12 +310,10 @@ def test_each_view_of_a_clip_is_its_own(write_spec: WriteSpec, tmp_path: Path, i
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_an_os_error_of_an_augmentation_keeps_its_traceback(
-    write_spec: WriteSpec, tmp_path: Path, workers: int
-) -> None:
-    (tmp_path / "bad.py").write_text(BAD)
+def test_an_os_error_of_augmentation_keeps_its_traceback(write_spec: WriteSpec, tmp_path: Path, workers: int) -> None:
+    _bad(write_spec, tmp_path, "seed=0")
     word = f"data.augment=[scale_jitter,{tmp_path}/bad.py:Opens]"
-    status, output = command(0, "train", str(write_spec("opens")), word, f"data.workers={workers}")
+    status, output = command(0, "train", str(tmp_path / "bad.yaml"), word, f"data.workers={workers}")
     assert status == 1 and 'bad.py", line ' in output and "No such file or directory: '/no/such/file'" in output
     assert "out of memory" not in output
 
@@ -404,28 +370,14 @@ def test_parts_of_one_name_are_all_compared(write_spec: WriteSpec, tmp_path: Pat
     }
 
 
-def test_a_loss_that_fails_in_a_validation_ends_all_ranks(write_spec: WriteSpec, tmp_path: Path) -> None:
-    (tmp_path / "own.py").write_text(
-        "def late(logits, targets):\n    return logits.mean() if len(logits) < 4 else logits\n"
-    )
-    keys: dict[str, Any] = {"evaluate": {"every_epochs": 1}, "schedule": {"epochs": 1}}
-    status, output = command(2, "train", str(write_spec(**keys)), f"loss.kind={tmp_path}/own.py:late")
-    assert status == 2, output
-    (line,) = (line for line in output.splitlines() if "own.py:late must return" in line)
-    assert line.startswith("summit-train: loss.kind:") and "Traceback" not in output
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (
             "loss.kind=a.py:b loss.label_smoothing=0.1",
-            "loss.label_smoothing: must be 0.0 with loss.kind a.py:b: only a built-in one reads it; use loss.options",
+            "must be 0.0 with loss.kind a.py:b: only a built-in one reads it",
         ),
-        (
-            "loss.kind=a.py:b loss.class_weights=balanced",
-            "loss.class_weights: must be null with loss.kind a.py:b: only",
-        ),
+        ("loss.kind=a.py:b loss.class_weights=balanced", "class_weights: must be null with loss.kind a.py:b: only"),
         ("loss.options.gamma=2", "loss.options: must be {} with loss.kind softmax: only one of your own reads it"),
         ("loss.like=binary", "loss.like: must be softmax with loss.kind softmax: only one of your own reads it"),
         ("loss.kind=softmx", "'softmx' is not a choice; did you mean softmax? valid: softmax, binary, detection, pack"),
@@ -433,37 +385,29 @@ def test_a_loss_that_fails_in_a_validation_ends_all_ranks(write_spec: WriteSpec,
         ("data.augment=[a.py:b,whole]", "data.augment: must be one of scale_jitter, multi_scale_crop, rand_augment,"),
         ("data.augment=[rand_augment,scale_jitter]", "then augmentations of your own, got rand_augment, scale_jitter"),
         ("data.augment=[]", "then augmentations of your own, got none"),
-        (
-            "data.augment=[a.py:b]",
-            "multi_scale_crop, rand_augment, whole, then augmentations of your own, got a.py:b",
-        ),
+        ("data.augment=[a.py:b]", "rand_augment, whole, then augmentations of your own, got a.py:b"),
         (
             "data.augment=[scale_jitter,{kind: a.py:b, option: 3}]",
             "data.augment.1.option: unknown key; did you mean op",
         ),
-        (
-            "evaluate.measures=[f1]",
-            "evaluate.measures.0.kind: 'f1' is not a choice; valid: package.module:callable, FI",
-        ),
+        ("evaluate.measures=[f1]", "measures.0.kind: 'f1' is not a choice; valid: package.module:callable, FI"),
         ("evaluate.measures=[a.py:top1]", "evaluate.measures: must have names that nothing else has, got top1"),
         ("evaluate.measures=[a.py:goodput]", "evaluate.measures: must have names that nothing else has, got goodput"),
         ("evaluate.measures=[a.py:f1_mean]", "evaluate.measures: must have names that nothing else has, got f1_mean"),
         ("evaluate.measures=[a.py:f1,b.py:f1]", "evaluate.measures: must have names that nothing else has, got f1"),
-        ("checkpoint.keep_best=f1 evaluate.every_epochs=1", "must be top1 or null with loss.kind softmax, got f1"),
+        ("checkpoint.keep_best=f1", "must be top1 or null with loss.kind softmax, got f1"),
         (
-            "evaluate.measures=[a.py:f1] checkpoint.keep_best=f2 evaluate.every_epochs=1",
+            "evaluate.measures=[a.py:f1] checkpoint.keep_best=f2",
             "must be top1, f1 or null with loss.kind softmax, got ",
         ),
     ],
 )
 def test_keys_that_cannot_be_are_refused(write_spec: WriteSpec, words: str, message: str) -> None:
+    path = write_spec(evaluate={"every_epochs": 1})
     with pytest.raises(UserError) as raised:
-        load_spec(write_spec(), words.split() if "{" not in words else [words])
+        load_spec(path, words.split() if "{" not in words else [words])
     assert message in str(raised.value) and len(str(raised.value).splitlines()) == 1
-
-
-def test_a_list_of_one_is_the_word(write_spec: WriteSpec) -> None:
-    assert load_spec(write_spec(), ["data.augment=[multi_scale_crop]"]).data.augment == "multi_scale_crop"
+    assert load_spec(path, ["data.augment=[multi_scale_crop]"]).data.augment == "multi_scale_crop"  # a list of one
 
 
 def test_detectors_take_no_own_part(write_spec: WriteSpec) -> None:
@@ -504,7 +448,7 @@ def shared(logits, targets):
         ("shared", ["data.mix.mixup=0.8"], "softmax"),
     ],
 )
-def test_the_targets_are_those_of_the_page(
+def test_targets_are_those_of_the_page(
     write_spec: WriteSpec, tmp_path: Path, name: str, more: list[str], kind: str
 ) -> None:
     """Each is a built-in loss, written in the way that the page says; of a batch and of a validation."""
@@ -534,10 +478,8 @@ def test_built_in_parts_are_reached_by_the_same_door(write_spec: WriteSpec) -> N
     logits, labels = torch.randn(6, 4), torch.arange(6) % 4
     expected = functional.cross_entropy(logits, labels, label_smoothing=0.25)
     assert torch.equal(loss.make("logits", "targets")(logits, labels), expected)
-    clip, settings = (
-        np.random.default_rng(1).integers(256, size=(2, 32, 32, 3), dtype=np.uint8),
-        RandAugmentSpec(layers=3),
-    )
+    clip = np.random.default_rng(1).integers(256, size=(2, 32, 32, 3), dtype=np.uint8)
+    settings = RandAugmentSpec(layers=3)
     for seed in range(4):
         one, other = np.random.default_rng(seed), np.random.default_rng(seed)
         varied = augment.make("clip", "generator")(clip, one)

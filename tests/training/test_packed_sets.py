@@ -52,7 +52,7 @@ def test_a_run_continues_from_files_to_their_packed_bytes_and_not_to_other_pixel
     assert command(0, "train", str(other))[0] == 2
 
 
-def test_ranks_train_from_a_staged_copy(
+def test_ranks_train_from_staged_copies(
     write_spec: WriteSpec, packed: Path, one_epoch_run: Path, tmp_path: Path
 ) -> None:
     data = _data(packed, workers=1, stage=str(tmp_path / "node"))
@@ -87,9 +87,7 @@ def _staged(spec: Path, world: World) -> list[str]:
 
 
 @pytest.mark.parametrize("leads", [True, False])
-def test_one_rank_of_a_node_copies_and_one_warning_is_for_all(
-    write_spec: WriteSpec, packed: Path, tmp_path: Path, leads: bool
-) -> None:
+def test_one_rank_of_a_node_copies_and_warns(write_spec: WriteSpec, packed: Path, tmp_path: Path, leads: bool) -> None:
     spec = write_spec("nodes", data=_data(packed, stage=str(tmp_path / "no" / "disk")))
     said = _staged(spec, _Node(0 if leads else 1))
     if leads:

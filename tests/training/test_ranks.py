@@ -66,24 +66,27 @@ def test_a_bad_video_ends_all_ranks_and_is_named(write_spec: WriteSpec, tmp_path
     assert str(broken) in output and "rank " in output and "step " in output
 
 
-def test_a_checkpoint_that_cannot_be_written_in_the_background_ends_all_ranks(
-    write_spec: WriteSpec, tmp_path: Path
-) -> None:
+def _only_error(output: str) -> str:
+    """The line of the error that the ranks found together."""
+    assert "Traceback" not in output, output
+    (line,) = (line for line in lines(output) if line.startswith("summit-train"))
+    return line
+
+
+def test_a_failed_checkpoint_in_the_background_ends_all_ranks(write_spec: WriteSpec, tmp_path: Path) -> None:
     """A folder has the name of its digest's file."""
     (tmp_path / "runs/run/checkpoints/step_00000010.pt.sha256").mkdir(parents=True)
     status, output = command(2, "train", str(write_spec(schedule={"epochs": 3}, checkpoint={"background": True})))
-    assert status == 1 and "Traceback" not in output, output
-    said = [line for line in lines(output) if line.startswith("summit-train")]
-    assert len(said) == 1 and "step_00000010.pt: the checkpoint could not be written: Is a directory" in said[0]
+    assert status == 1
+    assert "step_00000010.pt: the checkpoint could not be written: Is a directory" in _only_error(output)
     assert max(record["step"] for record in records(tmp_path / "runs/run", "step")) <= 20
 
 
 def test_a_known_error_of_rank_0_ends_all_ranks_in_order(done: str) -> None:
     """Rank 0 alone reads the checkpoint."""
     status, output = command(2, "train", done, "optimizer.momentum=0.5")
-    assert status == 2 and "Traceback" not in output, output
-    said = [line for line in lines(output) if line.startswith("summit-train")]
-    assert len(said) == 1 and "is of another experiment: optimizer.momentum: the checkpoint has 0.9" in said[0]
+    assert status == 2
+    assert "is of another experiment: optimizer.momentum: the checkpoint has 0.9" in _only_error(output)
 
 
 # What each rank does before it trains.
@@ -171,9 +174,7 @@ def test_a_bug_in_the_step_shows_its_traceback_once(write_spec: WriteSpec, ranks
 
 @pytest.mark.nightly
 @pytest.mark.parametrize(("ranks", "culprit", "comm"), [(3, 1, "horovod"), (3, 2, "torch")])
-def test_a_rank_that_is_stopped_is_named_by_the_others(
-    write_spec: WriteSpec, ranks: int, culprit: int, comm: str
-) -> None:
+def test_a_stopped_rank_is_named_by_the_others(write_spec: WriteSpec, ranks: int, culprit: int, comm: str) -> None:
     """SIGSTOP, as when a node hangs. The rank after it hears nothing more, and is the first to speak."""
     words = (str(write_spec(scale={"gpus": ranks, "clips_per_gpu": 2})), "watch.stall_seconds=600")
     status, output = _train_with(ranks, _STALL, comm, *words, FAULTY=[culprit], STOPPED=True)
@@ -201,9 +202,9 @@ def test_a_launcher_without_a_usable_horovod_is_refused(write_spec: WriteSpec, t
     hidden.mkdir(parents=True)
     (hidden / "__init__.py").write_text("raise ImportError('libmpi.so.40: cannot open shared object file')\n")
     env = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"}
-    program = f"import sys; sys.path.insert(0, {str(hidden.parent)!r}); from summit_train.__main__ import main\n"
-    program += f"sys.exit(main(['train', {str(write_spec())!r}]))"
-    status, output = run(0, "-c", program, env=env)
+    program = f"import sys; sys.path.insert(0, {str(hidden.parent)!r})\n"
+    program += "from summit_train.__main__ import main; sys.exit(main())"
+    status, output = run(0, "-c", program, "train", str(write_spec()), env=env)
     assert status == 2
     assert "2 processes were started, but Horovod does not start" in output and "Traceback" not in output
 
@@ -223,34 +224,21 @@ def _other_work() -> Iterator[None]:
     ("ranks", "epochs", "backend"), [pytest.param(3, 2, "horovod", marks=pytest.mark.nightly), (6, 1, "torch")]
 )
 def test_equal_runs_end_in_equal_bits(
-    write_spec: WriteSpec,
-    eight_videos: dict[str, str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    ranks: int,
-    epochs: int,
-    backend: str,
+    write_spec: WriteSpec, eight_videos: dict[str, str], tmp_path: Path, ranks: int, epochs: int, backend: str
 ) -> None:
     """Of 11 MB of gradients: one bucket, and one of 1 MB at the end.
 
     Over Horovod the second run has other work beside it and looks for what is ready at other moments.
     """
-    specs = [
-        write_spec(
-            name,
-            model={"width": 0.5},
-            data=eight_videos | {"num_frames": 2},
-            scale={"gpus": ranks, "clips_per_gpu": 1},
-            schedule={"epochs": epochs},
-        )
-        for name in ("first", "second")
-    ]
+    common = {"model": {"width": 0.5}, "scale": {"gpus": ranks, "clips_per_gpu": 1}, "schedule": {"epochs": epochs}}
+    data = eight_videos | {"num_frames": 2}
+    specs = [write_spec(name, data=data, **common) for name in ("first", "second")]
     if backend == "torch":
         train_each(ranks, specs, backend)
     else:
         train_each(ranks, specs[:1], backend)
-        monkeypatch.setenv("HOROVOD_CYCLE_TIME", "7")
-        with _other_work():
+        with pytest.MonkeyPatch.context() as patch, _other_work():
+            patch.setenv("HOROVOD_CYCLE_TIME", "7")
             train_each(ranks, specs[1:], backend)
     first, second = (final_state(tmp_path / "runs" / name) for name in ("first", "second"))
     assert str(first["backend"]).startswith(backend)

@@ -1,4 +1,4 @@
-"""What a run may resume from, and the memory that it takes: the state once, as it enters what the steps use."""
+"""What a run may resume from, the memory that it takes, and the state files of a run folder."""
 
 from __future__ import annotations
 
@@ -10,16 +10,18 @@ from typing import Any
 
 import pytest
 
-from summit_train.core.run_folder import find_checkpoints
+from summit_train.core.errors import UserError
+from summit_train.core.run_folder import CheckpointError, find_checkpoints, measures_path
 from summit_train.training.checkpoint import save_checkpoint
 from summit_train.training.run import Run
+from summit_train.training.state import EXTENSION_FILE, Extension, Validation
 from tests.conftest import WriteSpec
 from tests.runs import load_any
-from tests.worlds import joined, main_said, main_without_reports, needs_ranks, train
+from tests.worlds import Say, joined, main_without_reports, needs_ranks, train
 
 
 def test_a_checkpoint_keeps_the_names_of_its_experiment_and_without_a_list_its_digest_is_unknown(
-    trained_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    trained_run: Path, tmp_path: Path, say: Say
 ) -> None:
     """Names in files are those of earlier versions. What is skipped where the list is missing, no spelling decides."""
     shutil.copytree(trained_run, run := tmp_path / "run")
@@ -29,10 +31,10 @@ def test_a_checkpoint_keeps_the_names_of_its_experiment_and_without_a_list_its_d
     assert [name for name in state["experiment"] if "(" in name] == ["data.train (fingerprint)"]
     state["experiment"]["data.train (fingerprint)"] = "another"
     save_checkpoint(path, state)
-    assert main_said(capsys, *words)[0] == 0
+    assert say(*words)[0] == 0
     state["experiment"]["data.other (fingerprint)"] = "abc"
     save_checkpoint(path, state)
-    status, _, err = main_said(capsys, *words)
+    status, _, err = say(*words)
     assert status == 2 and "data.other (fingerprint): the checkpoint has 'abc', this run None" in err
 
 
@@ -88,3 +90,57 @@ def test_no_rank_needs_more_than_its_state(
     size = checkpoints[-1].stat().st_size
     peaks = [json.loads((tmp_path / f"{rank}.json").read_text()) / size for rank in range(2)]
     assert all(0.3 < peak < bound for peak in peaks), (peaks, size)
+
+
+@pytest.fixture
+def run(one_epoch_run: Path, tmp_path: Path) -> Path:
+    """A finished run of one epoch of ten steps, which has no file of a validation."""
+    shutil.copytree(one_epoch_run, tmp_path / "run")
+    return tmp_path / "run"
+
+
+def _rewritten(run: Path, spec: dict[str, str] | None = None, **values: Any) -> None:
+    """Give the checkpoint other values, and the spec other words."""
+    (path,) = find_checkpoints(run)
+    save_checkpoint(path, {**load_any(path), **values})
+    text = (run / "spec.yaml").read_text()
+    for before, after in (spec or {}).items():
+        assert text.count(before) == 1
+        text = text.replace(before, after)
+    (run / "spec.yaml").write_text(text)
+
+
+def test_the_same_command_asks_for_the_same_until_the_run_has_come_to_its_end(run: Path) -> None:
+    asked = Extension.asked(str(run), 2)
+    assert asked == Extension(1, 3)
+    Extension(1, 2).write(run)
+    assert Extension.asked(str(run), 1) == Extension(1, 2)
+    Extension(1, 2, is_done=True).write(run)
+    assert Extension.asked(str(run), 1) == Extension(1, 2)  # the spec still has one epoch
+
+
+def test_a_run_that_has_stopped_early_gets_epochs_beyond_those_that_were_trained(run: Path) -> None:
+    (checkpoint,) = find_checkpoints(run)
+    for stops, before in ((True, 4), (False, 1)):
+        Validation(4, {"top1": 50.0}, {}, stops_early=stops).write(checkpoint)
+        assert Extension.asked(str(run), 3) == Extension(before, before + 3)
+
+
+def test_what_an_earlier_version_has_begun_is_not_begun_again(run: Path) -> None:
+    """It kept that in its log: the spec has two epochs more than the newest checkpoint's experiment."""
+    (checkpoint,) = find_checkpoints(run)
+    assert not measures_path(checkpoint).exists()
+    _rewritten(run, {"\n  epochs: 1\n": "\n  epochs: 3\n"})
+    assert Extension.asked(str(run), 2) == Extension(1, 3)
+    assert Extension.asked(str(run), 4) == Extension(3, 7)
+    _rewritten(run, line=5)
+    with pytest.raises(UserError, match=r"start it once without --more-epochs, then again with it"):
+        Extension.asked(str(run), 4)
+
+
+@pytest.mark.parametrize("file", [EXTENSION_FILE, "checkpoints/step_00000010.measures.json"])
+@pytest.mark.parametrize("text", ["{", "[]", '{"other": 1}'])
+def test_a_damaged_file_is_named(run: Path, file: str, text: str) -> None:
+    (run / file).write_text(text)
+    with pytest.raises(CheckpointError, match=rf"{file}: cannot be read \(.*\); restore it, or delete it"):
+        Extension.asked(str(run), 1)

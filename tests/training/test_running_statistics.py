@@ -65,9 +65,7 @@ def test_a_skipped_step_leaves_no_trace() -> None:
 @pytest.mark.parametrize("accumulation", [1, 3])
 @pytest.mark.parametrize("momentum", [0.3, None])
 @pytest.mark.parametrize("use_reentrant", [True, False])
-def test_a_norm_may_run_any_number_of_times_in_a_pass(
-    accumulation: int, momentum: float | None, use_reentrant: bool
-) -> None:
+def test_a_norm_may_run_any_number_of_times(accumulation: int, momentum: float | None, use_reentrant: bool) -> None:
     """r <- (1 - m) r + m / A * sum(mean of the calls, or r for none). Each call runs again in the backward pass."""
     norm = _Foreign(3, momentum=momentum, dtype=torch.float64)
     statistics = RunningStatistics(norm, accumulation, World())
@@ -115,9 +113,7 @@ class _Rank(World):
         (_Foreign, 2, None),
     ],
 )
-def test_uneven_shares_add_up_to_those_of_one_rank(
-    kind: type[nn.BatchNorm2d], calls: int, momentum: float | None
-) -> None:
+def test_uneven_shares_add_up_to_one_ranks(kind: type[nn.BatchNorm2d], calls: int, momentum: float | None) -> None:
     """Three virtual GPUs on two ranks, in a first step, where momentum None is 1: r <- (1 - m) r + m/3 sum(s_i)."""
     batches, m = _normed_batches(3 * calls), 1.0 if momentum is None else momentum
     ranks, norms, ends = [_Rank(0, 2), _Rank(1, 2)], [], []

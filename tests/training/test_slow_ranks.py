@@ -211,7 +211,7 @@ def _slow_forward() -> None:
         (_slow_forward, "compute", "averaging"),
     ],
 )
-def test_a_slow_rank_is_named_and_training_is_the_same(
+def test_a_slow_rank_changes_no_bit(
     write_spec: WriteSpec, tmp_path: Path, fault: Callable[[], None], part: str, method: str
 ) -> None:
     """Windows of 3 steps; the fault costs several times what a step of so small a network takes."""

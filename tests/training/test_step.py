@@ -1,12 +1,15 @@
-"""One step against the same arithmetic written out, and what a step must not do when a number is not finite."""
+"""A step against plain SGD, skipping, precision, and the average of the weights."""
 
 from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -23,11 +26,13 @@ from summit_train.optim.trust import TrustRatio
 from summit_train.spec.keys import OptimizerSpec, TrustRatioSpec
 from summit_train.spec.model_data import MixSpec
 from summit_train.training.loss import Loss
-from summit_train.training.step import LossScale, StepSettings, TrainStep, count_updates
+from summit_train.training.step import LossScale, StepSettings, TrainStep, WeightAverage
 from summit_train.training.vary import draw_mix, erase
 from summit_train.training.vote import Requests
 from tests.closeness import assert_all_near, assert_near
-from tests.worlds import take_step
+from tests.conftest import WriteSpec
+from tests.runs import final_state
+from tests.worlds import take_step, train
 
 CPU = torch.device("cpu")
 
@@ -84,18 +89,38 @@ def _reference_gradients(model: nn.Module, batches: Sequence[MicroBatch]) -> dic
     return total
 
 
+def _clip_factor(gradients: Mapping[str, torch.Tensor], clip_norm: float | None) -> float:
+    norm = torch.stack([gradient.norm() for gradient in gradients.values()]).norm()
+    return 1.0 if clip_norm is None else min(1.0, clip_norm / float(norm))
+
+
+def _moved(model: nn.Module, before: Mapping[str, torch.Tensor]) -> list[str]:
+    """The names of weights and statistics that differ; a norm's counter may."""
+    return [n for n, t in model.state_dict().items() if "tracked" not in n and not torch.equal(t, before[n])]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Changed(Loss):
+    """The loss of a batch, times `factor` plus `more`."""
+
+    factor: float = 1.0
+    more: float = 0.0
+
+    def of_batch(self, *arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        loss, correct = super().of_batch(*arguments)
+        return loss * self.factor + self.more, correct
+
+
 @pytest.mark.parametrize("clip_norm", [None, 0.05])
 def test_two_steps_are_sgd_with_momentum_on_the_mean_gradient(clip_norm: float | None) -> None:
-    model = _model()
+    model, batches = _model(), _micro_batches(3)
     reference = copy.deepcopy(model)
-    batches = _micro_batches(3)
     step = _step(model, 3, clip_norm=clip_norm)
     momentum = {name: torch.zeros_like(p) for name, p in reference.named_parameters()}
     for lr in (0.1, 0.05):
         result = take_step(step, batches, lr)
         gradients = _reference_gradients(reference, batches)
-        norm = torch.stack([g.norm() for g in gradients.values()]).norm()
-        factor = 1.0 if clip_norm is None else min(1.0, clip_norm / float(norm))
+        factor = _clip_factor(gradients, clip_norm)
         with torch.no_grad():
             for name, parameter in reference.named_parameters():
                 decay = 0.1 if parameter.ndim > 1 else 0.0
@@ -128,23 +153,20 @@ def test_the_vote_has_the_mean_loss_the_top1_and_the_requests(smoothing: float) 
 
 def test_mixed_and_erased_clips_are_keyed_by_step_and_virtual_gpu() -> None:
     """The loss and top-1 of what `erase` and `draw_mix` make of a micro-batch with their keys, erased first."""
-    settings: dict[str, Any] = {
-        "mix": MixSpec(mixup=0.8, cutmix=1.0),
-        "erase": 0.5,
-        "loss": Loss(label_smoothing=0.1),
-    }
-    model, batches, losses, right = _model(), _micro_batches(3, clips=4), [], 0
+    spec, losses, right = MixSpec(mixup=0.8, cutmix=1.0), list[float](), 0
+    model, batches = _model(), _micro_batches(3, clips=4)
     for batch in batches:
         clips, key = Normalise(torch.float64, CPU)(batch.clips), (0, "erase", 0, batch.virtual_gpu)
         erase(clips, 0.5, rng.key(*key), torch.Generator().manual_seed(rng.seed_of(*key)))
-        mix = draw_mix(settings["mix"], rng.key(0, "mix", 0, batch.virtual_gpu), 32, 32)
+        mix = draw_mix(spec, rng.key(0, "mix", 0, batch.virtual_gpu), 32, 32)
         mix.apply(clips)
         logits = copy.deepcopy(model)(clips)
         shares = mix.targets(batch.labels, logits)
         losses.append(float(functional.cross_entropy(logits.detach(), shares, label_smoothing=0.1)))
         larger = batch.labels if mix.share >= 0.5 else batch.labels.flip(0)
         right += int((logits.argmax(1) == larger).sum())
-    vote = take_step(_step(model, 3, **settings), batches, 0.1).read(12, 3, 1)
+    step = _step(model, 3, mix=spec, erase=0.5, loss=Loss(label_smoothing=0.1))
+    vote = take_step(step, batches, 0.1).read(12, 3, 1)
     assert vote.loss == pytest.approx(sum(losses) / 3, rel=1e-12)
     assert vote.top1 == pytest.approx(100 * right / 12)
 
@@ -168,8 +190,7 @@ def test_masks_and_tuples_are_keyed_by_step_and_virtual_gpu(options: dict[str, A
 def test_the_trust_ratio_is_that_of_the_mean_gradient_as_it_is_clipped(clip_norm: float | None) -> None:
     model, batches = _model(), _micro_batches(2)
     gradients = _reference_gradients(copy.deepcopy(model), batches)
-    norm = torch.stack([gradient.norm() for gradient in gradients.values()]).norm()
-    factor = 1.0 if clip_norm is None else min(1.0, clip_norm / float(norm))
+    factor = _clip_factor(gradients, clip_norm)
     lengths = {name: float(parameter.detach().norm()) for name, parameter in model.named_parameters()}
     result = take_step(_step(model, 2, trust="bounded", clip_norm=clip_norm), batches, 0.1)
     assert result.ratios is not None
@@ -192,8 +213,7 @@ def test_every_solver_skips_an_overflow_of_fp16_and_goes_on(solver: str, kind: s
     before = copy.deepcopy(model.state_dict())
     vote = take_step(step, _micro_batches(2), 0.01).read(4, 2, 1)
     assert vote.skipped and not vote.broken
-    changed = [n for n, t in model.state_dict().items() if "tracked" not in n and not torch.equal(t, before[n])]
-    assert changed == [] and step.loss_scale.scale.item() == 2.0**39
+    assert _moved(model, before) == [] and step.loss_scale.scale.item() == 2.0**39
     step.loss_scale.scale = torch.tensor(2.0**8)
     assert not take_step(step, _micro_batches(2), 0.01).read(4, 2, 1).skipped
     assert all(torch.isfinite(parameter).all() for parameter in model.parameters())
@@ -202,38 +222,24 @@ def test_every_solver_skips_an_overflow_of_fp16_and_goes_on(solver: str, kind: s
 
 def test_a_loss_that_alone_is_not_finite_is_reported_and_the_gradient_decides() -> None:
     """A rank knows its own losses alone, and the mean gradient is that of all ranks: all must decide alike."""
-
-    class Infinite(Loss):
-        def of_batch(self, *arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
-            loss, correct = super().of_batch(*arguments)
-            return loss + torch.inf, correct
-
     models = [_model() for _ in range(2)]
-    vote = take_step(_step(models[0], 2, loss=Infinite()), _micro_batches(2), 0.1).read(4, 2, 1)
+    vote = take_step(_step(models[0], 2, loss=_Changed(more=torch.inf)), _micro_batches(2), 0.1).read(4, 2, 1)
     assert vote.broken and not vote.skipped and vote.loss == torch.inf
     take_step(_step(models[1], 2), _micro_batches(2), 0.1)
     assert all(torch.equal(a, b) for a, b in zip(models[0].parameters(), models[1].parameters(), strict=True))
 
 
-@pytest.mark.parametrize(
-    ("solver", "kind"),
-    [(name, None) for name in ("sgd", "adam", "adamw", "lamb", "rmsprop", "adagrad")]
-    + [("sgd", "lars"), ("sgd", "bounded"), ("adam", "lars")],
-)
+ALONE = [(name, None) for name in ("sgd", "adam", "adamw", "lamb", "rmsprop", "adagrad")]
+
+
+@pytest.mark.parametrize(("solver", "kind"), [*ALONE, ("sgd", "lars"), ("sgd", "bounded"), ("adam", "lars")])
 def test_every_solver_clips_in_the_precision_of_the_run(solver: str, kind: str | None) -> None:
     """The clipped gradient is that of a loss times clip_norm / norm."""
     models, batches = [_model() for _ in range(2)], _micro_batches(2)
-    gradients = _reference_gradients(copy.deepcopy(models[0]), batches)
-    factor = 0.05 / torch.stack([gradient.norm() for gradient in gradients.values()]).norm()
+    factor = _clip_factor(_reference_gradients(copy.deepcopy(models[0]), batches), 0.05)
     assert factor < 1
-
-    class Smaller(Loss):
-        def of_batch(self, *arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
-            loss, correct = super().of_batch(*arguments)
-            return loss * factor, correct
-
     take_step(_step(models[0], 2, solver=solver, trust=kind, clip_norm=0.05), batches, 0.1)
-    take_step(_step(models[1], 2, solver=solver, trust=kind, loss=Smaller()), batches, 0.1)
+    take_step(_step(models[1], 2, solver=solver, trust=kind, loss=_Changed(factor=factor)), batches, 0.1)
     assert_all_near(models[0].parameters(), models[1].parameters(), 1e-12)
 
 
@@ -258,14 +264,11 @@ def test_a_step_that_is_not_finite_changes_nothing_not_even_the_first_one() -> N
     before = copy.deepcopy(model.state_dict())
     model.on = True
     vote = take_step(step, _micro_batches(2), 0.1).read(4, 2, 1)
-    assert vote.skipped and vote.broken
-    changed = [n for n, t in model.state_dict().items() if "tracked" not in n and not torch.equal(t, before[n])]
-    assert changed == []
+    assert vote.skipped and vote.broken and _moved(model, before) == []
     model.on = False
     reference = _Poison(_model())
     take_step(_step(reference, 2), _micro_batches(2), 0.1)
-    vote = take_step(step, _micro_batches(2), 0.1).read(4, 2, 1)
-    assert not vote.skipped
+    assert not take_step(step, _micro_batches(2), 0.1).read(4, 2, 1).skipped
     assert_all_near(model.parameters(), reference.parameters(), 1e-12)
 
 
@@ -274,10 +277,8 @@ def test_frozen_norms_keep_their_values_to_the_bit() -> None:
     freeze_norms(model, "all_but_first")
     before = copy.deepcopy(model.state_dict())
     take_step(_step(model, 2), _micro_batches(2), 0.1)
-    moved = {name for name, value in model.state_dict().items() if not torch.equal(value, before[name])}
-    assert {name for name in moved if "bn" in name or "downsample.1" in name} == {
-        f"bn1.{name}" for name in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
-    }
+    norms = {name for name in _moved(model, before) if "bn" in name or "downsample.1" in name}
+    assert norms == {f"bn1.{name}" for name in ("weight", "bias", "running_mean", "running_var")}
 
 
 def test_bf16_is_close_to_fp32_and_keeps_fp32_weights() -> None:
@@ -312,14 +313,6 @@ def test_normalise_is_a_channels_last_view_of_imagenets_units() -> None:
     assert clips[1, 2, 0, 3, 4].item() == pytest.approx(red, abs=1e-5)
 
 
-def test_the_counter_counts_updates_not_passes() -> None:
-    norm = nn.BatchNorm2d(3)
-    for _ in range(4):
-        norm(torch.randn(6, 3, 4, 4))
-    count_updates(norm, 1)
-    assert norm.num_batches_tracked is not None and norm.num_batches_tracked.item() == 1
-
-
 def test_a_compiled_network_is_compiled_once_for_any_number_of_virtual_gpus() -> None:
     """Dynamo makes a graph for each value of what it guards on, such as a norm's momentum, and no more than eight."""
     graphs = []
@@ -336,3 +329,83 @@ def test_a_compiled_network_is_compiled_once_for_any_number_of_virtual_gpus() ->
         take_step(step, batches, 0.1)
     assert len(graphs) == 1
     assert_all_near(model.state_dict().values(), plain.state_dict().values(), 1e-12)
+
+
+DONE, SKIPPED = torch.zeros(()), torch.ones(())
+
+
+def _values(average: WeightAverage) -> dict[str, torch.Tensor]:
+    model: dict[str, torch.Tensor] = average.state_dict()["model"]
+    return model
+
+
+def test_three_updates_by_hand_without_the_first_weights() -> None:
+    """Decay 1/2 over 8, 2, 6: (8/4 + 2/2 + 6) / (1/4 + 1/2 + 1) = 36/7. The 100 that it began with has no part."""
+    layer = nn.Linear(1, 1, bias=False, dtype=torch.float64)
+    nn.init.constant_(layer.weight, 100.0)
+    average = WeightAverage(layer, 0.5)
+    expected = {8.0: 8.0, 2.0: 4.0, 6.0: 36 / 7}
+    for weight, mean in expected.items():
+        nn.init.constant_(layer.weight, weight)
+        average.update(DONE)
+        assert _values(average)["weight"].item() == pytest.approx(mean, rel=1e-15)
+    assert layer.weight.item() == 6.0 and average.state_dict()["updates"] == 3
+
+
+def test_a_skipped_step_does_not_count_not_even_the_first() -> None:
+    layer = nn.Linear(1, 1, bias=False, dtype=torch.float64)
+    nn.init.constant_(layer.weight, 100.0)
+    average = WeightAverage(layer, 0.5)
+    average.update(SKIPPED)
+    assert _values(average)["weight"].item() == 100.0 and average.state_dict()["updates"] == 0
+    for weight, skipped in ((8.0, DONE), (50.0, SKIPPED), (2.0, DONE)):
+        nn.init.constant_(layer.weight, weight)
+        average.update(skipped)
+    assert _values(average)["weight"].item() == 4.0 and average.state_dict()["updates"] == 2
+
+
+def test_running_statistics_are_averaged_and_counters_copied() -> None:
+    norm = nn.BatchNorm1d(1)
+    average = WeightAverage(norm, 0.5)
+    for value in (4.0, 10.0):
+        for buffer in (norm.running_mean, norm.running_var, norm.num_batches_tracked):
+            assert buffer is not None
+            buffer.fill_(value)
+        average.update(DONE)
+    values = _values(average)
+    assert values["running_mean"].item() == values["running_var"].item() == 8.0  # (4/2 + 10) / (3/2)
+    assert values["num_batches_tracked"].item() == 10
+
+
+def test_a_step_averages_what_it_leaves_behind_and_changes_no_bit() -> None:
+    states = {}
+    for decay in (0.25, None):
+        model = _Poison(_model())
+        step = _step(model, 2, ema_decay=decay)
+        after = []
+        for model.on in (False, True, False):
+            take_step(step, _micro_batches(2), 0.1)
+            after.append({name: value.clone() for name, value in model.state_dict().items()})
+        states[decay] = after
+        if step.average is not None:
+            for name, value in _values(step.average).items():
+                if value.is_floating_point():
+                    wanted = (0.25 * after[0][name] + after[2][name]) / 1.25
+                    assert_near(value, wanted, 1e-12, name)
+    assert all(torch.equal(value, states[None][-1][name]) for name, value in states[0.25][-1].items())
+
+
+def test_the_average_is_evaluated_with_its_checkpoints(write_spec: WriteSpec, tmp_path: Path) -> None:
+    """Two epochs, whose two checkpoints are evaluated."""
+    output = train(0, str(write_spec("alone")), "ema.decay=0.8", "evaluate.last_checkpoints=2")
+    alone = final_state(tmp_path / "runs/alone")
+    assert alone["ema"]["updates"] == 20
+    assert not torch.equal(alone["ema"]["model"]["conv1.weight"], alone["model"]["conv1.weight"])
+    result = json.loads((tmp_path / "runs/alone/eval.json").read_text())
+    assert [row["step"] for row in result["ema"]["checkpoints"]] == [10, 20]
+    assert f"average of the weights: top-1 {result['ema']['top1_mean']:.2f} +- " in output
+    folder = tmp_path / "runs/alone/predictions"
+    plain, averaged = (np.load(folder / f"step_00000020{end}.npz")["scores"] for end in ("", "_ema"))
+    assert plain.shape == averaged.shape and not np.array_equal(plain, averaged)
+    top1 = 100 * float(np.mean(averaged.argmax(1) == np.load(folder / "step_00000020_ema.npz")["label"]))
+    assert result["ema"]["checkpoints"][1]["top1"] == pytest.approx(top1)

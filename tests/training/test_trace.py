@@ -1,10 +1,11 @@
-"""A trace: clocks that were set apart, slices and tables by hand, and real ranks, one of them slow."""
+"""Times of steps: phases, clocks that were set apart, slices and tables by hand, and real ranks, one of them slow."""
 
 from __future__ import annotations
 
 import json
 import re
 import signal
+import time
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import replace
@@ -17,7 +18,9 @@ import torch
 from summit_train.core.comm import World, open_world
 from summit_train.core.comm.launch import this_launch
 from summit_train.core.errors import UserError
-from summit_train.training.timer import Mark, StepTimer
+from summit_train.data.batches.loader import MicroBatch
+from summit_train.models import build_model
+from summit_train.training.timer import PHASES, Mark, StepTimer
 from summit_train.training.trace import (
     RankTrace,
     Slice,
@@ -30,7 +33,8 @@ from summit_train.training.trace import (
 )
 from tests.conftest import WriteSpec
 from tests.runs import assert_bit_equal, final_state, records
-from tests.worlds import forked, lines, main_said, main_without_reports, train, train_signalled
+from tests.training.test_step import _step
+from tests.worlds import Say, forked, lines, main_without_reports, refused, take_step, train, train_signalled
 
 RANKS = 3
 
@@ -71,8 +75,6 @@ def test_clocks_that_are_set_apart_are_brought_together(tmp_path: Path) -> None:
     """Forked ranks of one host share a clock, so what was added to each rank's is known exactly."""
 
     def work() -> int:
-        import time
-
         world = open_world(this_launch())
         ahead = (0.0, 5.0, -3.0)[world.rank]
         offset, error = compare_clocks(world, lambda: time.perf_counter() + ahead)
@@ -107,15 +109,12 @@ def _slices(number: int, data_wait: float, forward: float, end: float, offset: f
     began = 10.0 * number
     laps = {"": 0.0, "data_wait": data_wait, "forward": data_wait + forward}
     laps |= {"backward": laps["forward"] + 1, "allreduce": end - 0.5, "update": end}
-    sent = {
-        "gradients.0": (_at(began + laps["forward"] + 0.5), 800),
-        "gradients.1": (_at(began + laps["backward"]), 20),
-    }
-    arrived = {"gradients.0": _at(began + end - 1), "gradients.1": _at(began + end - 0.75)}
     timer = StepTimer(torch.device("cpu"), number)
     timer.laps = [(phase, _at(began + second)) for phase, second in laps.items()]
-    timer.sent = sent
-    timer.arrived = arrived
+    timer.sent["gradients.0"] = _at(began + laps["forward"] + 0.5), 800
+    timer.sent["gradients.1"] = _at(began + laps["backward"]), 20
+    timer.arrived["gradients.0"] = _at(began + end - 1)
+    timer.arrived["gradients.1"] = _at(began + end - 0.75)
     return list(slices_of(timer, _at(0), offset))
 
 
@@ -199,26 +198,21 @@ def test_the_file_has_a_process_for_each_rank_and_a_thread_for_each_message(tmp_
     content = json.loads(path.read_text())
     assert content["otherData"] == {"steps": [1, 2]} and content["displayTimeUnit"] == "ms"
     threads = _read(path)
-    assert list(threads) == [
-        (f"rank {r} on h", t) for r in range(RANKS) for t in ("phases", "gradients.0", "gradients.1")
+    names = ("phases", "gradients.0", "gradients.1")
+    assert list(threads) == [(f"rank {rank} on h", name) for rank in range(RANKS) for name in names]
+    second = 1_000_000  # in microseconds, from the first slice of all on
+    assert threads["rank 2 on h", "phases"][:3] == [
+        ("step 1", 0, 6 * second, 0),
+        ("data_wait", 0, 3 * second, 1),
+        ("forward", 3 * second, 4 * second, 1),
     ]
-    assert threads["rank 2 on h", "phases"] == [
-        ("step 1", 0, 6_000_000, 0),
-        ("data_wait", 0, 3_000_000, 1),
-        ("forward", 3_000_000, 4_000_000, 1),
-        ("backward", 4_000_000, 5_000_000, 1),
-        ("allreduce", 5_000_000, 5_500_000, 1),
-        ("update", 5_500_000, 6_000_000, 1),
-        ("step 2", 10_000_000, 14_000_000, 0),
-        ("data_wait", 10_000_000, 10_000_000, 1),
-        ("forward", 10_000_000, 11_500_000, 1),
-        ("backward", 11_500_000, 12_500_000, 1),
-        ("allreduce", 12_500_000, 13_500_000, 1),
-        ("update", 13_500_000, 14_000_000, 1),
+    assert threads["rank 2 on h", "phases"][6:8] == [
+        ("step 2", 10 * second, 14 * second, 0),
+        ("data_wait", 10 * second, 10 * second, 1),
     ]
     assert threads["rank 0 on h", "gradients.1"][:2] == [
-        ("gradients.1", 2_000_000, 5_250_000, 0),
-        ("wait", 5_000_000, 5_250_000, 1),
+        ("gradients.1", 2 * second, 5.25 * second, 0),
+        ("wait", 5 * second, 5.25 * second, 1),
     ]
     sizes = [e["args"] for e in content["traceEvents"] if e["name"] == "gradients.0" and e["ph"] == "X"]
     assert sizes == [{"step": step, "bytes": 800} for _ in range(RANKS) for step in (1, 2)]
@@ -250,7 +244,7 @@ def test_a_slow_rank_is_named_in_its_phase_and_training_is_the_same(write_spec: 
     spec = write_spec("slow", scale=scale, schedule=short)
     status, output = forked(RANKS, work)
     assert status == 0, output
-    run = tmp_path / "runs/slow"
+    run, plain = tmp_path / "runs/slow", tmp_path / "runs/plain"
     content = json.loads((run / "trace/steps_3-5.json").read_text())["otherData"]
     rows = {row["phase"]: row for row in content["slowest"]}
     for name in ("forward", "allreduce"):
@@ -286,9 +280,8 @@ def test_a_stop_within_the_traced_steps_writes_those_that_are_done(write_spec: W
     status, output = train_signalled(spec, signal.SIGUSR2, 4, "--trace", "3:9")
     assert status == 85 and f"trace: {folder}/steps_3-5.json" in output, output
     threads = _read(folder / "steps_3-5.json")
-    ((place, slices),) = threads.items()
-    assert place[1] == "phases"
-    assert [name for name, _, _, depth in slices if depth == 0] == [f"step {number}" for number in range(3, 6)]
+    ((_, slices),) = threads.items()
+    assert [name for name, _, _, depth in slices if depth == 0] == ["step 3", "step 4", "step 5"]
     assert slices[-1][0] == "checkpoint" and "the others wait" not in output
     train(0, spec, "--trace", "3:9")
     assert sorted(path.name for path in folder.iterdir()) == ["steps_3-5.json", "steps_6-9.json"]
@@ -297,12 +290,10 @@ def test_a_stop_within_the_traced_steps_writes_those_that_are_done(write_spec: W
     assert len(list(folder.iterdir())) == 2
 
 
-def test_a_wrong_trace_is_the_users_mistake(
-    write_spec: WriteSpec, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    status, out, err = main_said(capsys, "train", write_spec(), "--trace", "7:25")
-    assert (status, out) == (2, "") and not (tmp_path / "runs").exists()
-    assert err == ("summit-train: --trace must be FROM:TO, at most 100 of the steps 1 to 20, got '7:25'; try 16:20\n")
+def test_a_wrong_trace_is_the_users_mistake(write_spec: WriteSpec, tmp_path: Path, say: Say) -> None:
+    line = refused(say("train", write_spec(), "--trace", "7:25"))
+    assert line == "--trace must be FROM:TO, at most 100 of the steps 1 to 20, got '7:25'; try 16:20"
+    assert not (tmp_path / "runs").exists()
 
 
 def test_model_averaging_is_traced_too(write_spec: WriteSpec, tmp_path: Path) -> None:
@@ -310,3 +301,49 @@ def test_model_averaging_is_traced_too(write_spec: WriteSpec, tmp_path: Path) ->
     slices = _read(tmp_path / "runs/run/trace/steps_9-10.json")
     ((_, phases),) = slices.items()
     assert {name for name, *_ in phases} >= {"forward", "backward", "allreduce", "update", "checkpoint", "step 10"}
+
+
+CPU = torch.device("cpu")
+
+
+def test_a_step_names_its_phases_in_their_order() -> None:
+    model = build_model("tsm", "resnet18", 2, 3, width=0.125, generator=torch.Generator().manual_seed(1))
+    frames = torch.arange(2 * 2 * 16 * 16 * 3).reshape(2, 2, 16, 16, 3).remainder(256).to(torch.uint8)
+    labels, ids = torch.tensor([0, 2]), torch.arange(2)
+    batches = [MicroBatch(0, number, frames, labels, ids) for number in range(2)]
+    timer = StepTimer(CPU, 1)
+    take_step(_step(model, 2, "fp32"), batches, 0.1, timer=timer)
+    work = [phase for phase, _ in timer.laps if phase != "other"]
+    assert work == [""] + ["forward", "backward"] * 2 + ["allreduce", "update"]
+    seconds = timer.seconds()
+    assert set(seconds) == set(PHASES) and seconds["data_wait"] == 0
+    assert all(seconds[phase] > 0 for phase in PHASES if phase != "data_wait")
+
+
+def test_the_laps_of_a_step_leave_no_time_between_them() -> None:
+    timer = StepTimer(CPU)
+    time.sleep(0.02)
+    timer.lap("data_wait")
+    timer.lap("forward")
+    time.sleep(0.01)
+    timer.lap("data_wait")
+    timer.lap("checkpoint")
+    seconds = timer.seconds()
+    assert seconds["data_wait"] >= 0.03 and seconds["forward"] < seconds["data_wait"]
+    assert sum(seconds.values()) == pytest.approx(timer.start.seconds_to(timer.laps[-1][1]))
+    assert set(seconds) == {*PHASES, "checkpoint"} and seconds["update"] == 0
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_timing_on_a_gpu_does_not_wait_for_it() -> None:
+    device = torch.device("cuda", 0)
+    x = torch.zeros(2048, 2048, device=device)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        timer = StepTimer(device)
+        x @ x
+        timer.lap("forward")
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert timer.seconds()["forward"] > 0

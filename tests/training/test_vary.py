@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-
 import numpy as np
 import pytest
 import torch
@@ -12,7 +10,6 @@ from torch.nn import functional
 from summit_train.core import rng
 from summit_train.spec.model_data import MixSpec
 from summit_train.training.vary import Mix, draw_mix, erase
-from tests.closeness import assert_near
 from tests.timms import draw_from, needs_timm, timm_module
 
 CLASSES = 5
@@ -89,21 +86,6 @@ def test_a_box_has_the_drawn_area_and_the_share_what_is_left_of_the_frame() -> N
         top, bottom, left, right = mix.box
         assert 0 <= top <= bottom <= 32 and 0 <= left <= right <= 48
         assert mix.share == pytest.approx(1 - (bottom - top) * (right - left) / (32 * 48))
-
-
-def test_an_unmixed_batch_keeps_its_labels() -> None:
-    clips, labels, logits = _batch(2)
-    before = copy.deepcopy(clips)
-    mix = draw_mix(MixSpec(mixup=1.0, probability=0.0), rng.key(0, "mix"), 12, 20)
-    mix.apply(clips)
-    assert torch.equal(clips, before) and mix.targets(labels, logits) is labels
-
-
-def test_shares_are_those_of_a_beta_distribution() -> None:
-    shares = torch.tensor([draw_mix(MixSpec(mixup=0.8), rng.key(i, "mix"), 8, 8).share for i in range(2000)])
-    # Beta(a, a): mean 1/2, variance 1 / (4 (2 a + 1)).
-    assert_near(shares.mean(), torch.tensor(0.5), 0.05)
-    assert_near(shares.var(), torch.tensor(1 / (4 * 2.6)), 0.1)
 
 
 def _clips(clips: int = 6, height: int = 24, width: int = 32) -> torch.Tensor:

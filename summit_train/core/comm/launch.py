@@ -1,4 +1,4 @@
-"""What launchers and schedulers say of this process in its environment: its rank, and where rank 0 is.
+"""Read from the environment that launchers and schedulers set: this process's rank, and the host of rank 0.
 
 Read before MPI is initialised. Local ranks are counted from the names of the nodes, which no launcher gets wrong.
 """
@@ -35,7 +35,7 @@ _LAUNCHERS = (
 _JOBS = ("SLURM_JOB_ID", "LSB_JOBID", "PBS_JOBID", "FLUX_JOB_ID")
 PORTS = range(10_000, 30_000)  # below those that Linux hands out
 _WITHOUT_MPI = ("--ranks", "torchrun")
-_BY_PMI = ("srun", "flux run")  # they tell MPI of their processes where they are asked to
+_BY_PMI = ("srun", "flux run")  # they set up MPI only if an option asks for it
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def find_launch(environ: Mapping[str, str]) -> Launch | None:
 
 
 def this_launch() -> Launch:
-    """Return how this process was started; a process started by hand is rank 0 of 1."""
+    """Return the launcher, rank and size of this process; a process started by hand is rank 0 of 1."""
     return find_launch(os.environ) or Launch("hand", 0, 1)
 
 

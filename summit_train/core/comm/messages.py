@@ -1,4 +1,4 @@
-"""Messages between ranks: JSON, with arrays and tensors beside it. Nothing that is received can run code.
+"""Messages between ranks: JSON, followed by arrays and tensors. Nothing that is received can run code.
 
 First come two lengths; then, as one message, the JSON text and the small arrays; then each larger array in pieces,
 straight from the sender's memory into the receiver's. Only the type and shape of a tensor on the meta device are sent.

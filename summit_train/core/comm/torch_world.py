@@ -199,7 +199,7 @@ class TorchWorld(World):
 
 
 def _backends() -> dict[str, str]:
-    """Return what carries tensors, by the type of their device. Raises UserError where GPUs have nothing."""
+    """Return the torch backend of each device type. Raises UserError if none supports this machine's GPUs."""
     import torch
     from torch import distributed as dist
 

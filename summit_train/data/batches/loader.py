@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from summit_train.core import rng
 from summit_train.core.own_parts import OwnPart
 from summit_train.core.pages import new_bytes
+from summit_train.core.text import counted
 from summit_train.core.workers import Make, Reading, ReadLimit, Workers
 from summit_train.data.batches.order import MicroBatchKey, Order
 from summit_train.data.loading import (
@@ -27,15 +28,15 @@ from summit_train.data.loading import (
     Sample,
     Store,
     Targets,
-    Variation,
+    draws_of_views,
     read_clip,
     read_training_clip,
-    varied,
     whole_video,
 )
 from summit_train.data.video import augment
-from summit_train.data.video.clips import Frames, Numbers
+from summit_train.data.video.clips import Numbers
 from summit_train.data.video.rand_augment import RandAugment
+from summit_train.data.video.render import Frames
 from summit_train.data.video.source import RAISE_SECONDS, DecodeError
 from summit_train.spec import DataSpec, EvaluateSpec
 
@@ -176,16 +177,22 @@ class TestBatch(Tensors):
     frames: NDArray[np.int64] = field(default_factory=lambda: np.zeros((0, 0), np.int64))
 
 
-def training_batches(read: TrainingClips, order: Order, rank: int, ranks: int, steps: range) -> Batches[MicroBatch]:
-    """Return a rank's micro-batches of `steps`, those of one step one after the other.
+@dataclass(frozen=True)
+class Variation:
+    """Varies the pixels of a view by a generator. purpose, numbers: of its key, see `rng.key`."""
 
-    The workers live through the whole run, so epochs end without a pause. With
-    data.on_bad_clip "fail" the batch with a bad video raises DecodeError when it is asked for; with "skip" it names the
-    substitutes.
-    """
-    data = read.data
-    keys = order.micro_batches(rank, ranks, steps)
-    return Batches(read, keys, data.num_workers(), data.clip_seconds, [_OWN_AUGMENT] if read.own else [])
+    vary: Callable[[Frames, np.random.Generator], Frames]
+    purpose: str
+    numbers: tuple[int, ...] = ()
+
+
+def varied(pixels: Frames, variations: Sequence[Variation], seed: int, drawn: Draw) -> Frames:
+    """Apply the variations to the views (repeats, T, H, W, C) of a training clip, each view with its own draws."""
+    keys = draws_of_views(len(pixels), drawn)
+    for variation in variations:
+        generators = [rng.key(seed, variation.purpose, *variation.numbers, *key) for key in keys]
+        pixels = np.stack([variation.vary(view, generator) for view, generator in zip(pixels, generators, strict=True)])
+    return pixels
 
 
 @dataclass(frozen=True)
@@ -204,7 +211,7 @@ class TrainingClips:
 
     @cached_property
     def _variations(self) -> list[Variation]:
-        """Return what varies the crops of a clip, one after the other."""
+        """Return the variations of a clip's crops, in the order in which they are applied."""
         variations: list[Variation] = []
         if self.data.built_in_augment == "rand_augment":
             vary = RandAugment(**self.data.rand_augment_settings.model_dump())
@@ -216,12 +223,23 @@ class TrainingClips:
                 variations.append(Variation(OwnAugment(part), "own_augment", (number,)))
         return variations
 
+    def batches(self, order: Order, rank: int, ranks: int, steps: range) -> Batches[MicroBatch]:
+        """Return a rank's micro-batches of `steps`, those of one step one after the other. Close them after use.
+
+        The workers live through the whole run, so epochs end without a pause. With data.on_bad_clip "fail" the batch
+        with a bad video raises DecodeError when it is its turn; with "skip" it names the substitutes.
+        """
+        keys = order.micro_batches(rank, ranks, steps)
+        modules = [_OWN_AUGMENT] if self.own else []
+        return Batches(self, keys, self.data.num_workers(), self.data.clip_seconds, modules)
+
     def __call__(self, key: MicroBatchKey, reading: Reading) -> MicroBatch:
         step, virtual_gpu, _, _ = key
         bad: list[BadClip] = []
         read = [self._clip_or_substitute(draw, bad, reading) for draw in self.draws(key)]
         used = np.repeat(np.array([clip for clip, _, _ in read], np.int64), self.data.repeats)
-        manifest, targets = self.store.manifest, [target for _, _, targets in read for target in targets]
+        manifest = self.store.manifest
+        targets = [target for *_, of_clip in read for target in of_clip]
         if manifest.boxes is None:
             labels = _tensor(manifest.class_labels(used, self.num_classes))
         else:
@@ -250,8 +268,9 @@ class TrainingClips:
             else:
                 bad += [replace(one, substitute=tried) for one in failed[:1]] + failed[1:]
                 return tried, *found
-        reason = f"{failed[0].reason}; nor can {_MAX_SUBSTITUTES} others be read in its place"
-        raise DecodeError(failed[0].path, reason)
+        num_others = len({one.clip for one in failed[1:]})
+        reason = f"{failed[0].reason}; nor can {counted(num_others, 'other clip')} be read in its place"
+        raise DecodeError(failed[0].path, reason if num_others else failed[0].reason)
 
     def clip(self, clip: int, drawn: Draw, reading: Reading) -> tuple[Frames, Targets]:
         """Return a clip's views, uint8 (repeats, T, H, W, C), and what they show of its boxes. Raises DecodeError."""
@@ -349,7 +368,8 @@ def whole_videos(
 
     The blocks have the chosen frames in order, each once. Those of a video that cannot be read raise DecodeError.
     """
-    crops, pixels = evaluate.crops if isinstance(evaluate.crops, int) else 1, max(256, evaluate.short_side) ** 2
+    crops = evaluate.crops if isinstance(evaluate.crops, int) else 1
+    pixels = max(256, evaluate.short_side) ** 2
     size = max(1, PICTURES_AT_ONCE * 256**2 // pixels // crops)
     crop = partial(augment.test_views, evaluate.short_side, evaluate.crops, long_side=data.long_side)
     read = _Blocks(store, sample, crop, size)

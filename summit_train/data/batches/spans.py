@@ -47,7 +47,9 @@ class SpanStore:
     @cached_property
     def manifest(self) -> Manifest:
         """The list of the spans. Each has the boxes of its frames, which keep their numbers in the video."""
-        whole, videos, lengths = self.whole.manifest, self._videos, self._lengths[self._videos]
+        whole = self.whole.manifest
+        videos = self._videos
+        lengths = self._lengths[self._videos]
         counts = np.bincount(videos)[videos]
         places = np.arange(len(videos)) - np.searchsorted(videos, videos)
         spans = np.empty(len(videos), DTYPES["spans"])

@@ -14,8 +14,9 @@ from summit_train.data.manifest import Manifest
 from summit_train.data.manifest.files import FileStore, located_root
 from summit_train.data.packed.read import ShardStore, staged_folder
 from summit_train.data.video.augment import View, mirrored_x
-from summit_train.data.video.clips import ArrayClip, DerivedClip, Frames, Numbers
+from summit_train.data.video.clips import ArrayClip, DerivedClip, Numbers
 from summit_train.data.video.pictures import holds_flow
+from summit_train.data.video.render import Frames
 from summit_train.data.video.source import RAISE_SECONDS, Limits
 from summit_train.spec import DataSpec
 
@@ -90,7 +91,9 @@ def open_store(data: DataSpec, manifest: Manifest) -> Store:
     if manifest.is_packed:
         local = None if data.stage in (None, "auto") else staged_folder(data.stage, manifest.source)
         shards = ShardStore(manifest, local, Limits(seconds=data.clip_seconds, way_out=RAISE_SECONDS))
-        every, modality, place = shards.pack.packing.every, shards.pack.packing.modality, f"{manifest.source}:"
+        every = shards.pack.packing.every
+        modality = shards.pack.packing.modality
+        place = f"{manifest.source}:"
         found = "" if modality == data.modality else f"holds {modality}"
         if (cut := shards.pack.packing.region) != data.region:
             right = "set data.region=columns" if cut else "pack the clips again, with --region columns"

@@ -70,14 +70,14 @@ def located_root(root: str | None, manifest: Manifest) -> str:
 
     Raises UserError for a root that is not a folder, or lacks the first clip if the manifest's own folder has it.
     """
-    beside = os.path.dirname(manifest.source)
+    list_folder = os.path.dirname(manifest.source)
     first = manifest.path(0)
     if root is None:
-        return beside
+        return list_folder
     if os.path.exists(os.path.join(root, first)):
         return root
     what = f"the root must be the folder where the paths in {manifest.source} start, got {root}"
-    if os.path.exists(os.path.join(beside, first)):
+    if os.path.exists(os.path.join(list_folder, first)):
         raise UserError(f"{what}, which lacks {first}; try without a root: the manifest's own folder has it")
     if not os.path.isdir(root) and not os.path.isabs(first):
         raise UserError(f"{what}: no such folder")

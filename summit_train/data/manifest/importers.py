@@ -18,7 +18,7 @@ from summit_train.core.errors import UserError
 from summit_train.core.text import from_json
 from summit_train.data.manifest import tables
 from summit_train.data.manifest.clip import ManifestRow
-from summit_train.data.manifest.tables import class_folders, clips_below, is_video, label_text, opened
+from summit_train.data.manifest.tables import class_folders, clips_below, folder_entries, is_video, label_text, opened
 from summit_train.data.video.pictures import list_clip
 from summit_train.data.video.source import MISSING, DecodeError
 
@@ -280,10 +280,10 @@ def _folders(ask: Request) -> Annotations:
     """Read CLASS/clip below a folder; a clip is a video or a folder of pictures."""
     classes = class_folders(ask.source)
     clips = [
-        Listed(f"{ask.source / name / entry}", (f"{name}/{entry}",), (name,))
+        Listed(entry.path, (f"{name}/{entry.name}",), (name,))
         for name in classes
-        for entry in sorted(os.listdir(ask.source / name))
-        if is_video(entry) or ((ask.source / name / entry).is_dir() and not entry.startswith("."))
+        for entry in folder_entries(str(ask.source / name))
+        if is_video(entry.name) or entry.is_dir()
     ]
     if not clips:
         raise UserError(f"{ask.source}: must have a video or a folder of pictures in a class folder, got none")

@@ -255,7 +255,7 @@ def is_video(name: str) -> bool:
 
 def class_folders(source: Path) -> tuple[str, ...]:
     """Return the names of a folder's class folders, sorted: their places are the labels. Raises UserError."""
-    names = tuple(entry.name for entry in _entries(str(source)) if entry.is_dir())
+    names = tuple(entry.name for entry in folder_entries(str(source)) if entry.is_dir())
     if not names:
         raise UserError(f"{source}: must be a manifest, or have a sub-folder of videos for each class; has none")
     return names
@@ -264,9 +264,9 @@ def class_folders(source: Path) -> tuple[str, ...]:
 def folder_table(source: Path, classes: Sequence[str], others: Counter[str]) -> Table:
     """List the clips below each class folder, at any depth, sorted; their paths are relative to `source`.
 
-    classes: the class folders. others: of `clips_below`; pictures that lie in a class folder itself count there, too.
+    classes: the class folders. others: of `clips_below`; pictures directly in a class folder count there, too.
     """
-    others.update(_kind(entry.name) for entry in _entries(str(source)) if not entry.is_dir())
+    others.update(_kind(entry.name) for entry in folder_entries(str(source)) if not entry.is_dir())
     paths = list[str]()
     labels = list[str]()
     for label, name in enumerate(classes):
@@ -287,7 +287,7 @@ def clips_below(
     seen: the folders so far. Raises UserError for a folder that cannot be read, a link to nothing, and a folder that
     links lead to twice, as in a loop: its clips would count twice.
     """
-    entries = _entries(folder)
+    entries = folder_entries(folder)
     status = os.stat(folder)
     seen = {} if seen is None else seen
     if (first := seen.setdefault((status.st_dev, status.st_ino), folder)) != folder:
@@ -305,7 +305,7 @@ def clips_below(
 
 
 def skipped_text(others: Counter[str]) -> list[str]:
-    """Return a line about files that are no clips, or nothing."""
+    """Return a line that counts the files that are not clips, if there are any."""
     kinds = ", ".join(f"{count:,} {kind}" for kind, count in sorted(others.items()))
     return [f"no videos by their names: {kinds}"] if kinds else []
 
@@ -314,7 +314,7 @@ def _kind(name: str) -> str:
     return os.path.splitext(name)[1].lower() or "without an extension"
 
 
-def _entries(folder: str) -> list[os.DirEntry[str]]:
+def folder_entries(folder: str) -> list[os.DirEntry[str]]:
     """Return a folder's entries by name, without hidden ones. Raises UserError for a link to nothing."""
     try:
         with os.scandir(folder) as found:

@@ -60,7 +60,7 @@ _FILE_NAME = re.compile(rf"({PACKED_MANIFEST}|{INDEX_FOLDER})/[a-z_]+\.(npy|json
 
 @dataclass(frozen=True)
 class Facts:
-    """What is known of a clip besides its bytes. All of it but the region enters the clip's checksums.
+    """The facts of a clip, without its bytes. All but the region enter the clip's checksums.
 
     label: as a manifest has it, `3;17` for several. num_frames: of the video, in a set of flow its fields, one less; -1
     where unknown. width, height: of the upright frame before packing, 0 in a set of the original bytes.
@@ -100,9 +100,9 @@ def shard_name(number: int) -> str:
 
 
 def around_content(clip: int, ending: str, length: int, facts: Facts, **more: object) -> tuple[bytes, bytes]:
-    """Return what is before and behind the content of a sample, of `length` bytes. more: further entries of KEY.json.
+    """Return the bytes before the content of a sample, CONTENT_AT many, and those behind it.
 
-    Before are CONTENT_AT bytes.
+    length: of the content, in bytes. more: further entries of KEY.json.
     """
     listed = facts.clip
     about = vars(facts) | {"path": listed.path, "reversed": listed.is_reversed} | more
@@ -182,7 +182,7 @@ class Packing:
 
     @property
     def pixels(self) -> str:
-        """Return what was done to the pixels; "" where the bytes are the videos' own."""
+        """Describe how the pixels were changed; "" for the unchanged bytes of videos."""
         if self.kind == "bytes":
             return ""
         made = f"{self.kind} short side {self.short_side}, every {self.every}, "

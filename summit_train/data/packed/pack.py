@@ -51,12 +51,12 @@ class PackJob:
         return range(len(self.store.manifest))[shard * self.clips_per_shard :][: self.clips_per_shard]
 
     def parts(self) -> list[Path]:
-        """Return where each shard's part of the index is stored when the shard is finished."""
+        """Return the file of each shard's rows of the index, which is written when the shard is finished."""
         num_shards = -(-len(self.store.manifest) // self.clips_per_shard)
         return [self.folder / PACKING_FOLDER / f"{shard:06}.npz" for shard in range(num_shards)]
 
     def share_bytes(self, clip: int, next_clip: int) -> bool:
-        """Return whether clips that follow each other have the bytes of one file: spans of a video."""
+        """Check that two successive clips are spans of one video, whose bytes are stored once."""
         manifest = self.store.manifest
         if self.packing.kind != "bytes" or WHOLE in (manifest.clip(clip).span, manifest.clip(next_clip).span):
             return False
@@ -64,7 +64,7 @@ class PackJob:
         return one == other and not holds_pictures(self.store.path(clip))
 
     def is_shared(self, clip: int) -> bool:
-        """Return whether its shard has a clip's bytes already, as those of the clip before."""
+        """Check that a clip's bytes are in its shard already, as those of the clip before."""
         return clip % self.clips_per_shard > 0 and self.share_bytes(clip - 1, clip)
 
 
@@ -141,7 +141,8 @@ def _mean_bytes(job: PackJob, workers: int) -> float:
             before, behind = sample.around(clip)
             sizes.append((len(before) + sample.length + len(behind)) / (1 + last - first))
     if not sizes:
-        source, tried = job.store.manifest.source, f"none of {counted(len(chosen), 'clip')} that were tried can be read"
+        source = job.store.manifest.source
+        tried = f"none of {counted(len(chosen), 'clip')} that were tried can be read"
         raise UserError(f"{source}: {tried} below {job.store.root}; the first: {samples[0]}")
     return sum(sizes) / len(sizes)
 

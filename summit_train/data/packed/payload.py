@@ -27,7 +27,7 @@ from summit_train.data.packed.format import (
 )
 from summit_train.data.video.augment import View, scaled_size
 from summit_train.data.video.clips import ChooseAgain, VideoClip
-from summit_train.data.video.decode import count_packets, naming_errors
+from summit_train.data.video.decode import count_packets, ffmpeg_errors
 from summit_train.data.video.encode import Encoding, encoder, jpeg
 from summit_train.data.video.flow import encode, flow_method, grey
 from summit_train.data.video.pictures import decode_picture, holds_pictures, list_pictures
@@ -61,12 +61,12 @@ class PackedSample:
         return sum(part.num_bytes for part in self.parts)
 
     def around(self, clip: int) -> tuple[bytes, bytes]:
-        """Return what is before and behind the content, in the sample of its own clip."""
+        """Return the bytes before and behind the content in the sample of `clip`."""
         more = {"picture_ends": [end for end, _ in self.pictures]} if self.pictures else {}
         return around_content(clip, self.ending, self.length, self.facts, **more)
 
     def bytes_of(self, clip: int) -> Iterator[bytes]:
-        """Yield the sample of its own clip in pieces. Raises DecodeError if it is of a file that has changed."""
+        """Yield the sample of `clip` in pieces. Raises DecodeError if the file has changed."""
         before, behind = self.around(clip)
         yield before
         for part in self.parts:
@@ -75,12 +75,12 @@ class PackedSample:
 
 
 def scratch_file(folder: Path, clip: int) -> Path:
-    """Return the file with what is too much of a clip to be held; whoever has written the sample deletes it."""
+    """Return the file for content of a clip that is too large for memory; the writer of the shard deletes it."""
     return folder / f".{clip:09}.writing"
 
 
 def make_sample(store: FileStore, packing: Packing, folder: Path, clip: int) -> PackedSample:
-    """Return what is packed of a clip. folder: of the scratch files. Raises DecodeError."""
+    """Encode a clip as it is packed. folder: of the scratch files. Raises DecodeError."""
     path = store.path(clip)
     facts = facts_of(store.manifest, clip)
     is_folder = holds_pictures(path)
@@ -173,7 +173,8 @@ class _Content:
 
     def add_folder(self) -> None:
         """Take the pictures of a folder unchanged, except those that are too large or not JPEG; or compute flow."""
-        packing, span = self._packing, self._clip.span
+        packing = self._packing
+        span = self._clip.span
         if packing.modality == "flow" and packing.method is None:
             paths = list_pictures(self._path, is_flow=True)
             self.num_frames = len(paths) // 2
@@ -205,7 +206,7 @@ class _Content:
         self.parts.clear()
         self._num_held = 0
         self._renderer = None
-        with naming_errors(self._path):
+        with ffmpeg_errors(self._path):
             pictures = map(self._render, frames)
             if self._packing.kind == "video":
                 self._add_video(pictures)
@@ -257,7 +258,7 @@ class _Content:
         return picture
 
     def _renderer_of(self, frame: Any) -> Renderer:
-        """Return what renders all frames: chosen for the size of the first."""
+        """Return the renderer of all frames, chosen for the size of the first."""
         if self._renderer is None:
             self._renderer = Renderer([self._view(*upright_size(frame))])
         return self._renderer

@@ -92,7 +92,9 @@ class ShardStore:
     """
 
     def __init__(self, manifest: Manifest, local: Path | None = None, limits: Limits = LIMITS) -> None:
-        self.manifest, self._local, self._limits = manifest, local, limits
+        self.manifest = manifest
+        self._local = local
+        self._limits = limits
         self._shared = Path(manifest.source)
         self._damaged: set[Path] = set()  # shards whose clips are read from the shared set, by its own index, instead
         self._files: dict[Path, IO[bytes]] = {}
@@ -177,7 +179,9 @@ class ShardStore:
         self._damaged.add(entry.shard)
 
     def _open(self, clip: int, entry: _Entry) -> OpenClip:
-        name, facts, packing = entry.name, entry.facts, self.pack.packing
+        name = entry.name
+        facts = entry.facts
+        packing = self.pack.packing
         if not len(entry.pictures) and packing.kind != "video":
             count = facts.num_frames if facts.num_frames > 0 else None
             is_checked = self.manifest.sha256(clip) is not None
@@ -263,7 +267,8 @@ class ShardStore:
     def _read(self, entry: _Entry, start: int, end: int) -> bytes:
         """Return the bytes start .. end - 1 of a clip. Raises _DamagedError, also if the file is too short."""
         try:
-            file, content = self._shard_with(entry, start, end), b""
+            file = self._shard_with(entry, start, end)
+            content = b""
             while more := os.pread(file, end - start - len(content), entry.start + start + len(content)):  # <= 2 GiB
                 content += more
             return content
@@ -290,7 +295,8 @@ def verify_files(folder: Path, files: Sequence[StoredFile], workers: int) -> Ite
     def complaint(file: StoredFile) -> str | None:
         path = folder / file.name
         try:
-            size, digest = path.stat().st_size, file_sha256(path)
+            size = path.stat().st_size
+            digest = file_sha256(path)
         except OSError as error:
             return f"{path}: {error.strerror}"
         if size != file.size:

@@ -48,7 +48,7 @@ class Staged:
 def stage(packed: Path, dest: Path, show: Callable[[int, int], None]) -> Staged:
     """Copy what is missing of a set to a folder below `dest`; wait for another process that stages the same set.
 
-    dest: a folder on the node's disk; its parent must exist. show: is told the number of finished files and of all.
+    dest: a folder on the node's disk; its parent must exist. show: gets the numbers of finished and of all files.
     An error of the disk, such as one that is full or missing, is a warning in the result and leaves no unfinished copy.
     Raises UserError if the set itself is damaged.
     """
@@ -105,7 +105,8 @@ def stage_sets(dest: str | None, manifests: Sequence[Manifest], world: World, wa
 
 
 def _copy_set(packed: Path, folder: Path, show: Callable[[int, int], None]) -> Staged:
-    pack, staged = read_pack(packed), Staged()
+    pack = read_pack(packed)
+    staged = Staged()
     files = pack.every_file
     folder.mkdir(exist_ok=True)
     for left in folder.rglob(".*.writing"):  # by a process that was killed
@@ -129,7 +130,8 @@ def _copy_file(packed: Path, folder: Path, file: StoredFile) -> int:
     """Copy one file, whole or not at all, unless it is there; return the bytes copied. Raises UserError if changed."""
     if (folder / file.name).is_file() and file_sha256(folder / file.name) == file.sha256:
         return 0
-    source, digest = packed / file.name, hashlib.sha256()
+    source = packed / file.name
+    digest = hashlib.sha256()
     with replacing(folder / file.name) as out:
         for block in _blocks(source):
             digest.update(block)

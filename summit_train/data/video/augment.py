@@ -110,7 +110,7 @@ class View:
         assert 0 <= self.y < self.y + self.crop_height <= self.height, self
 
     def moved(self, areas: NDArray[np.float32], size: tuple[int, int]) -> NDArray[np.float32]:
-        """Return where the view shows areas of a frame of this (width, height): (n, 4), cut off at the crop's edges.
+        """Map areas of a frame of this (width, height) into the crop: (n, 4), clipped at its edges.
 
         An area is left, top, right, bottom in pixels; one over the first pixel alone is 0, 0, 1, 1.
         """

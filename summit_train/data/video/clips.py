@@ -23,13 +23,12 @@ from summit_train.data.video.decode import (
     check_whole,
     count_packets,
     every_frame,
+    ffmpeg_errors,
     frames_by_jumps,
-    naming_errors,
 )
 from summit_train.data.video.pictures import decode_picture, list_pictures
 from summit_train.data.video.region import WHOLE_FRAME, Region
-from summit_train.data.video.render import Frames as Frames
-from summit_train.data.video.render import Renderer, upright_size
+from summit_train.data.video.render import Frames, Renderer, upright_size
 from summit_train.data.video.source import LIMITS, Budget, DecodeError, Encoded, Limits, read_bytes
 from summit_train.data.video.span import Span
 
@@ -91,7 +90,8 @@ class DecodedClip(OpenClip):
     is_grey = False
 
     def __init__(self, name: str, num_frames: int, limits: Limits) -> None:
-        self._num_frames, self._budget = num_frames, Budget(name, limits)
+        self._num_frames = num_frames
+        self._budget = Budget(name, limits)
         # What `size` has begun, for a `read` of the same frames: their numbers, their size, and the frames.
         self._begun: tuple[list[int], tuple[int, int], Iterator[NumberedFrame]] | None = None
 
@@ -125,7 +125,7 @@ class DecodedClip(OpenClip):
         self._begun = None
         render = Renderer(views, is_grey=self.is_grey)
         pictures = dict[int, list[Frames]]()
-        with naming_errors(self._budget.name):
+        with ffmpeg_errors(self._budget.name):
             for number, frame in decoded:
                 if number == wanted[0] and size not in (None, upright_size(frame)):
                     raise ChooseAgain
@@ -148,7 +148,8 @@ class VideoClip(DecodedClip):
         self, video: Encoded, num_frames: int | None = None, limits: Limits = LIMITS, *, is_checked: bool = False
     ) -> None:
         super().__init__(video.name, num_frames or 0, limits)
-        self._video, self._is_checked = video, is_checked
+        self._video = video
+        self._is_checked = is_checked
         # The ways of jumping that are left, by whether they seek. Where a seek does not lead to the packets of the
         # index, the file is read up to them.
         self._jumps = [True, False] if num_frames and video.index else [False] if num_frames else []
@@ -232,7 +233,8 @@ class PictureClip(DecodedClip):
         self, name: str, fetch: Fetch, num_frames: int, limits: Limits = LIMITS, *, is_grey: bool = False
     ) -> None:
         super().__init__(name, num_frames, limits)
-        self.is_grey, self._fetch = is_grey, fetch
+        self.is_grey = is_grey
+        self._fetch = fetch
         self._decoders = dict[bytes, VideoCodecContext]()
 
     def _decode(self, wanted: Sequence[int]) -> Iterator[NumberedFrame]:

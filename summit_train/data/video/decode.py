@@ -65,7 +65,7 @@ def open_video(
     """
     if pipe is None:
         video.check()
-    with naming_errors(video.name), ExitStack() as stack:
+    with ffmpeg_errors(video.name), ExitStack() as stack:
         # An opened file: PyAV would take a name such as "a:b.mp4" for a protocol, and refuse one that is not UTF-8.
         if pipe is None:
             pipe = stack.enter_context(video.opened())
@@ -105,8 +105,8 @@ def main_track(tracks: list[VideoStream]) -> VideoStream:
 
 
 @contextmanager
-def naming_errors(name: str) -> Iterator[None]:
-    """Turn the errors of FFmpeg in the block into DecodeErrors."""
+def ffmpeg_errors(name: str) -> Iterator[None]:
+    """Turn the errors of FFmpeg in the block into DecodeErrors of this video."""
     try:
         yield
     except av.FFmpegError as error:
@@ -141,7 +141,8 @@ def count_packets(video: Encoded, budget: Budget) -> tuple[int, bool]:
     It is at least 1, as only decoding can tell that there are none. What comes before the first key frame is dropped.
     """
     with open_video(video, budget) as (container, stream):
-        number, begins_at_key = 0, False
+        number = 0
+        begins_at_key = False
         for place, packet in enumerate(demuxed(container, stream, budget)):
             begins_at_key |= place == 0 and packet.is_keyframe
             number += not packet.is_discard
@@ -203,15 +204,18 @@ def frames_by_jumps(
         first_size, codec = (stream.width, stream.height), stream.codec_context
         # AVI stores no presentation times: with reordering FFmpeg's own guesses are wrong. Without a picture
         # H.264 does not tell of it.
-        is_avi, unknown = container.format.name == "avi", not is_film and codec.name in _SKIPPING_CODECS
+        is_avi = container.format.name == "avi"
+        unknown = not is_film and codec.name in _SKIPPING_CODECS
         if is_avi and (codec.has_b_frames or unknown):
             raise unsure
         fetch: Fetch
         if video.index is None:
             packets = list(demuxed(container, stream, budget, MAX_HELD_BYTES))
-            index, fetch = index_of(map(packet_row, packets)), packets.__getitem__
+            index = index_of(map(packet_row, packets))
+            fetch = packets.__getitem__
         else:
-            index, fetch = video.index, _Sought(container, stream, budget, video.index, seeks)
+            index = video.index
+            fetch = _Sought(container, stream, budget, video.index, seeks)
         jumps = plan_jumps(index, num_frames, wanted)
         # Without reordering, other times than those of decoding are wrong.
         if jumps is None or not (codec.has_b_frames or index.is_in_decoding_order):
@@ -239,8 +243,13 @@ class _Sought:
     def __init__(
         self, container: InputContainer, stream: VideoStream, budget: Budget, index: PacketIndex, seeks: bool
     ) -> None:
-        self._container, self._stream, self._budget, self._index, self._seeks = container, stream, budget, index, seeks
-        self._packets, self._next = demuxed(container, stream, budget), 0
+        self._container = container
+        self._stream = stream
+        self._budget = budget
+        self._index = index
+        self._seeks = seeks
+        self._packets = demuxed(container, stream, budget)
+        self._next = 0
 
     def __call__(self, places: slice) -> Iterator[Packet]:
         """Yield the packets at these places. Raises DecodeError if they are not found."""
@@ -330,14 +339,14 @@ def _in_order(video: Encoded, stream: VideoStream, index: PacketIndex, fetch: Fe
 
 
 def _precede(index: PacketIndex, stop: int, start: int) -> bool:
-    """Return whether the frames of packets before place `stop` are shown before those from place `start` on."""
+    """Check that all frames of packets before place `stop` are shown before those from place `start` on."""
     last = np.flatnonzero(index.places < stop).max(initial=-1)
     first = np.flatnonzero(index.places >= start).min(initial=len(index.places))
     return bool(last < first)
 
 
 def _agree(stream: VideoStream, packets: Sequence[Packet]) -> bool:
-    """Return whether the pictures' headers in these packets of H.264, from a key frame on, give the times' order.
+    """Check that the headers in these packets of H.264, from a key frame on, give the order of the times.
 
     Where the stream says that it reorders its frames, each must have its place.
     """

@@ -31,14 +31,13 @@ class Encoding:
 
     codec: by default libx264 if this PyAV has it, else mpeg4. quality: x264's constant rate factor, 0 is the finest
     (mpeg4 takes a sixth of it for its quantiser). key_every: frames between key frames. b_frames: in a row, at most.
-    rotation: degrees counterclockwise, for the display matrix. tick: seconds [1 / fps].
+    tick: seconds [1 / fps].
     """
 
     codec: str = "libx264" if "libx264" in av.codecs_available else "mpeg4"
     quality: int = 18
     key_every: int = 12
     b_frames: int = 2
-    rotation: int = 0
     tick: Fraction | None = None
 
 
@@ -81,32 +80,27 @@ def encoder(
         # Half-resolution colour needs even sides.
         stream.pix_fmt = "yuv444p" if size[0] % 2 or size[1] % 2 else "yuv420p"
         context = stream.codec_context
-        context.thread_count, context.gop_size, context.max_b_frames = 1, encoding.key_every, encoding.b_frames
+        context.thread_count = 1
+        context.gop_size = encoding.key_every
+        context.max_b_frames = encoding.b_frames
         if encoding.tick is not None:
             context.time_base = encoding.tick
-        stream.set_display_rotation(encoding.rotation)
 
         def write(picture: Frames, time: int) -> None:
             frame = VideoFrame.from_ndarray(picture, "rgb24")
-            frame.pts, frame.time_base = time, encoding.tick or 1 / Fraction(fps)
+            frame.pts = time
+            frame.time_base = encoding.tick or 1 / Fraction(fps)
             container.mux(stream.encode(frame))
 
         yield write
         container.mux(stream.encode(None))
 
 
-def write_video(
-    path: str | os.PathLike[str],
-    frames: Frames,
-    fps: int | Fraction = 25,
-    *,
-    times: Sequence[int] | None = None,
-    **how: Any,
-) -> None:
-    """Encode uint8 RGB frames (T, H, W, 3). times: in units of 1 / fps, rising [0, 1, 2, ...]. how: as of Encoding."""
+def write_video(path: str | os.PathLike[str], frames: Frames, fps: int | Fraction = 25, **how: Any) -> None:
+    """Encode uint8 RGB frames (T, H, W, 3). how: as of Encoding."""
     _, height, width, _ = frames.shape
     with open_writer(path, (width, height), fps, Encoding(**how)) as write:
-        for picture, time in zip(frames, range(len(frames)) if times is None else times, strict=True):
+        for time, picture in enumerate(frames):
             write(picture, time)
 
 
@@ -138,7 +132,8 @@ def with_caption(picture: Frames, text: str) -> Frames:
     if text:
         draw = ImageDraw.Draw(image)
         draw.rectangle((0, 0, width, size * 3 // 2), fill=(0, 0, 0))
-        font, place = ImageFont.load_default(size), (size // 2, size * 3 // 4)
+        font = ImageFont.load_default(size)
+        place = (size // 2, size * 3 // 4)
         draw.text(place, text, fill=(255, 255, 255), font=font, anchor="lm")
     return np.array(image)
 
@@ -152,7 +147,8 @@ def with_areas(picture: Frames, areas: Sequence[Drawn]) -> Frames:
     image = Image.fromarray(picture)
     draw = ImageDraw.Draw(image)
     size = max(_SMALLEST, image.height // 30)
-    font, line = ImageFont.load_default(size), max(2, image.height // 200)
+    font = ImageFont.load_default(size)
+    line = max(2, image.height // 200)
     for label, text, (x, y, across, down) in reversed(areas):
         left, top, right, bottom = map(round, (x, y, x + across, y + down))
         # The golden angle: hues of neighbouring numbers are far apart.

@@ -26,8 +26,8 @@ from summit_train.data.video.source import (
     Encoded,
     Limits,
     PacketIndex,
+    file_errors,
     load_video,
-    naming_file,
 )
 
 _MIN_FRAMES = 1000  # of a film, unless it is too large to be held
@@ -38,7 +38,7 @@ _LOG = logging.getLogger(__name__)
 
 
 def is_film(num_bytes: int, num_frames: int | None) -> bool:
-    """Return whether a video is not held in memory."""
+    """Tell videos that are too long or large to be held in memory."""
     return num_bytes > MAX_HELD_BYTES or (num_frames or 0) >= _MIN_FRAMES
 
 
@@ -53,7 +53,7 @@ class Films:
     def load(self, path: str, sha256: bytes | None, num_frames: int | None, limits: Limits) -> Encoded:
         """Return a video, as `load_video` does; a film of `num_frames` with its index."""
         film = Encoded(path, state=Encoded(path).check())
-        with naming_file(path):
+        with file_errors(path):
             if not is_film(os.path.getsize(path), num_frames):
                 return load_video(path, sha256)
             if sha256 is not None and (film, sha256) not in self._checked:

@@ -8,20 +8,19 @@ from contextlib import contextmanager
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from summit_train.core import rng
 from summit_train.core.errors import UserError
 from summit_train.core.own_parts import OwnPart
-
-Frames = NDArray[np.uint8]
+from summit_train.data.video.render import Frames
 
 
 class OwnAugment:
     """Called with a clip, uint8 (T, H, W, C), and the generator of its draws; returns one of that shape and type."""
 
     def __init__(self, part: OwnPart) -> None:
-        self._part, self._vary = part, part.make("clip", "generator")
+        self._part = part
+        self._vary = part.make("clip", "generator")
 
     def __call__(self, clip: Frames, generator: np.random.Generator) -> Frames:
         shape = clip.shape
@@ -56,8 +55,9 @@ def _keyed_globals(generator: np.random.Generator) -> Iterator[None]:
 
 
 def try_augment(part: OwnPart, clip_shape: tuple[int, ...]) -> None:
-    """Vary a clip of noise twice. Raises UserError where the results differ, or are no clips."""
-    vary, noise = OwnAugment(part), rng.key(0, "trial").integers(256, size=clip_shape, dtype=np.uint8)
+    """Vary a clip of noise twice. Raises UserError where the results differ, or are not clips."""
+    vary = OwnAugment(part)
+    noise = rng.key(0, "trial").integers(256, size=clip_shape, dtype=np.uint8)
     first, second = (vary(noise.copy(), rng.key(0, "trial", 1)) for _ in range(2))
     if not np.array_equal(first, second):
         right = "draw only from the generator it receives or global ones, and keep no state between calls"

@@ -22,7 +22,7 @@ from PIL import ExifTags, Image
 
 from summit_train.data.video.decode import codec_options
 from summit_train.data.video.render import upright_size
-from summit_train.data.video.source import NO_HURRY, Budget, DecodeError, VideoInfo, naming_file, read_bytes
+from summit_train.data.video.source import NO_HURRY, Budget, DecodeError, VideoInfo, file_errors, read_bytes
 
 # By a picture's first bytes: its codec, and what is among its last bytes.
 _PICTURES = {b"\xff\xd8": ("mjpeg", b"\xff\xd9"), b"\x89PNG": ("png", b"IEND")}
@@ -50,7 +50,8 @@ def decode_picture(
         raise DecodeError(name, "is cut short")
     budget.check()
     # A decoder keeps a JPEG's tables. Only those of equal ones may be used: another picture might lack its own.
-    decoders, head = {} if decoders is None else decoders, content[: content.find(_SCAN)]
+    decoders = {} if decoders is None else decoders
+    head = content[: content.find(_SCAN)]
     decoder = decoders.get(head)
     if decoder is None:
         decoder = cast(VideoCodecContext, av.CodecContext.create(codec, "r"))
@@ -72,7 +73,7 @@ def decode_picture(
 
 
 def _is_mirrored(content: bytes) -> bool:
-    """Return whether the EXIF orientation mirrors the picture, of which FFmpeg passes on an angle alone."""
+    """Tell a mirrored picture by its EXIF orientation, of which FFmpeg passes on only the angle."""
     try:
         return Image.open(io.BytesIO(content)).getexif().get(ExifTags.Base.Orientation) in (2, 4, 5, 7)
     except (OSError, SyntaxError, ValueError, struct.error, Image.DecompressionBombError):  # damaged: no orientation
@@ -83,12 +84,12 @@ def _is_mirrored(content: bytes) -> bool:
 
 
 def is_picture(name: str) -> bool:
-    """Return whether a file's name is that of a frame in a folder of pictures, such as 00001.jpg."""
+    """Tell the frames in a folder of pictures by their names, such as 00001.jpg."""
     return _NUMBERED.fullmatch(name) is not None
 
 
 def holds_pictures(path: str) -> bool:
-    """Return whether a clip is a folder of pictures, or one picture."""
+    """Tell a folder of pictures, or a single picture, from a video."""
     return os.path.isdir(path) or is_picture(os.path.basename(path))
 
 
@@ -103,9 +104,9 @@ def list_pictures(folder: str, *, is_flow: bool = False) -> list[str]:
 
     Frames are one series, such as 00001.jpg or img_00001.jpg. Flow is two whose names differ in x and y alone:
     flow_x_00001.jpg and flow_y_00001.jpg, x_00001.jpg and y_00001.jpg, 000123-x_00001.jpg and 000123-y_00001.jpg.
-    Other files are left out, and flow beside frames. Raises DecodeError without such a series, for several (nothing
-    tells which one is the clip), for a missing number, and for a number that only x or y has. A picture file, in place
-    of a folder, is a video of one frame.
+    Other files are left out, and so is flow where there are frames. Raises DecodeError without such a series, for
+    several (nothing tells which one is the clip), for a missing number, and for a number that only x or y has. A
+    picture file, in place of a folder, is a video of one frame.
     """
     if os.path.isfile(folder):
         return [folder]
@@ -127,7 +128,7 @@ def list_pictures(folder: str, *, is_flow: bool = False) -> list[str]:
 
 
 def holds_flow(folder: str) -> bool:
-    """Return whether a folder's clip is optical flow: pictures of flow, and no frames. Raises DecodeError."""
+    """Tell a folder of optical flow, which has no frames, from one of frames. Raises DecodeError."""
     series, pairs = _series(folder)
     return bool(series) and set(series) == set(chain.from_iterable(pairs))
 
@@ -147,7 +148,7 @@ def _series(folder: str) -> tuple[dict[str, list[tuple[int, str]]], list[tuple[s
 
     Return also the pairs of series that are the two components of flow, x first.
     """
-    with naming_file(folder):
+    with file_errors(folder):
         matches = [match for name in os.listdir(folder) if (match := _NUMBERED.fullmatch(name))]
     series: dict[str, list[tuple[int, str]]] = {}
     for match in sorted(matches, key=lambda match: (match[1], match[3], int(match[2]), match[0])):
@@ -167,7 +168,9 @@ def probe_folder(folder: str) -> VideoInfo:
     DecodeError, also for pictures of several sizes.
     """
     paths, num_frames = list_clip(folder)
-    budget, digest, first = Budget(folder, NO_HURRY), hashlib.sha256(), ("", 0, 0)
+    budget = Budget(folder, NO_HURRY)
+    digest = hashlib.sha256()
+    first = ("", 0, 0)
     for path in paths:
         content = read_bytes(path)
         codec, frame = decode_picture(path, content, budget)

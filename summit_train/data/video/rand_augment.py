@@ -12,12 +12,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from PIL import Image, ImageEnhance, ImageOps
 
+from summit_train.data.video.render import Frames
 from summit_train.spec.model_data import RandAugmentSpec
 
-Frames = NDArray[np.uint8]
 _STRONGEST = 10.0
 _GREY = (128, 128, 128)
 _BICUBIC = Image.Resampling.BICUBIC

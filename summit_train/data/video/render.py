@@ -82,8 +82,10 @@ class Renderer:
     """
 
     def __init__(self, views: Sequence[View], *, is_grey: bool = False) -> None:
-        self._views, self._is_grey = views, is_grey
-        self._scaler, self._painter = VideoReformatter(), VideoReformatter()
+        self._views = views
+        self._is_grey = is_grey
+        self._scaler = VideoReformatter()
+        self._painter = VideoReformatter()
 
     def __call__(self, frame: VideoFrame) -> list[Frames]:
         """Return one contiguous (crop_height, crop_width, C) picture a view."""
@@ -92,7 +94,8 @@ class Renderer:
             whole = View(*turn.size(frame.width, frame.height), *region)
             picture = self._crop(whole, turn, self._scaled(frame, (frame.width, frame.height)))
             pixels, kind = (picture[..., 0], "gray") if self._is_grey else (picture, "rgb24")
-            frame, turn = VideoFrame.from_ndarray(pixels, kind), Turn()
+            frame = VideoFrame.from_ndarray(pixels, kind)
+            turn = Turn()
         sizes = {(view.width, view.height) for view in self._views}
         scaled = {size: self._scaled(frame, turn.size(*size)) for size in sizes}
         return [self._crop(view, turn, scaled[view.width, view.height]) for view in self._views]

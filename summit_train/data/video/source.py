@@ -87,8 +87,8 @@ class Budget:
 
 
 @contextmanager
-def naming_file(name: str) -> Iterator[None]:
-    """Turn the OSErrors of the block into DecodeErrors."""
+def file_errors(name: str) -> Iterator[None]:
+    """Turn the OSErrors of the block into DecodeErrors of this file."""
     try:
         yield
     except OSError as error:
@@ -111,7 +111,7 @@ class PacketIndex(NamedTuple):
 
     @property
     def is_in_decoding_order(self) -> bool:
-        """Return whether the frames are shown in the order in which they are decoded, by their times."""
+        """True if the frames are shown in the order in which they are decoded."""
         return bool(np.all(np.diff(self.places) > 0))
 
 
@@ -128,7 +128,9 @@ class _Part(FileIO):
 
     def __init__(self, name: str, path: str, start: int, length: int) -> None:
         super().__init__(path)
-        self.name, self._start, self._end = name, start, start + length
+        self.name = name
+        self._start = start
+        self._end = start + length
         self.seek(0)
 
     def read(self, size: int | None = None) -> bytes:
@@ -159,9 +161,9 @@ class Encoded:
     part: tuple[str, int, int] | None = None
 
     def check(self) -> str:
-        """Return what differs when the file has been written or replaced. Raises DecodeError if that is not `state`.
+        """Return the state of the file: its size, modification time and inode. Raises DecodeError if it is not `state`.
 
-        Raises DecodeError if there is nothing to decode: FFmpeg would wait for ever on a FIFO.
+        Raises DecodeError also if there is nothing to decode: FFmpeg would wait forever on a FIFO.
         """
         try:
             status = os.stat(self.part[0] if self.part else self.name) if self.content is None else None
@@ -191,7 +193,7 @@ class Encoded:
 
     def pieces(self) -> Iterator[bytes]:
         """Yield the bytes in pieces. Raises DecodeError if the file has changed or cannot be read."""
-        with naming_file(self.name), self.opened() as file:
+        with file_errors(self.name), self.opened() as file:
             yield from iter(partial(file.read, _PIECE_BYTES), b"")
         self.check()
 
@@ -233,7 +235,7 @@ class VideoInfo:
 def load_video(path: str, sha256: bytes | None) -> Encoded:
     """Read a file, or only name it if it is too large to hold. Raises DecodeError if its SHA-256 differs."""
     video = Encoded(path, state=Encoded(path).check())
-    with naming_file(path):
+    with file_errors(path):
         if os.path.getsize(path) <= MAX_HELD_BYTES:
             content = read_file(path)
             video.check()
@@ -245,5 +247,5 @@ def load_video(path: str, sha256: bytes | None) -> Encoded:
 
 def read_bytes(path: str) -> bytes:
     """Read a file whole. Raises DecodeError."""
-    with naming_file(path):
+    with file_errors(path):
         return read_file(path)

@@ -46,7 +46,10 @@ class DecodeError(UserError):
         self, path: str | os.PathLike[str], reason: str, span: Span = WHOLE, region: Region = WHOLE_FRAME
     ) -> None:
         super().__init__(f"{os.fspath(path)}: {reason}")
-        self.path, self.reason, self.span, self.region = os.fspath(path), reason, span, region
+        self.path = os.fspath(path)
+        self.reason = reason
+        self.span = span
+        self.region = region
 
     def __reduce__(self) -> tuple[type[DecodeError], tuple[str, str, Span, Region]]:
         # The default would call DecodeError(message) when a worker process sends the error home.

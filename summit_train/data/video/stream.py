@@ -54,8 +54,8 @@ Log = list[tuple[int, str, str]]
 
 
 @dataclass
-class Reading:
-    """What was read of a video so far.
+class Progress:
+    """How far a video is decoded, and what was damaged so far.
 
     num_frames: decoded, with the damaged ones. num_damaged: of them, left out. damage: the first damage of any kind.
     fps: as the container says, or the usual one; known from the first frame on. packets: all so far, for an index of
@@ -96,41 +96,44 @@ def probe(video: Encoded, limits: Limits = NO_HURRY) -> VideoInfo:
     Raises DecodeError for a file that is not a video, and for a video that is damaged or cut short anywhere, and
     OSError where the file cannot be read to its end.
     """
-    budget, reading, size = Budget(video.name, limits), Reading(packets=[]), (0, 0)
+    budget = Budget(video.name, limits)
+    progress = Progress(packets=[])
+    size = (0, 0)
     times = list[tuple[int, int]]()
     shown = list[tuple[int | None, bool]]()
     with _error_log() as log, open_video(video, budget) as (container, stream):
-        for frame, _ in _every_frame(container, stream, log, budget, reading):
-            if reading.num_frames == 1:
+        for frame, _ in _frames_past_damage(container, stream, log, budget, progress):
+            if progress.num_frames == 1:
                 size = upright_size(frame)
             shown.append((frame.pts, frame.key_frame))
             if frame.pts is not None:
                 times.append((frame.pts, frame.duration))
-        if reading.damage or not reading.num_frames:
-            reason = reading.damage or "no frame can be decoded"
-            raise DecodeError(video.name, f"{reason} ({counted(reading.num_frames, 'frame')} decoded)")
+        if progress.damage or not progress.num_frames:
+            reason = progress.damage or "no frame can be decoded"
+            raise DecodeError(video.name, f"{reason} ({counted(progress.num_frames, 'frame')} decoded)")
         fps = float(stream.average_rate or stream.guessed_rate or 0) or None
         duration = duration_of(times, stream.time_base)
-        codec, notes = stream.codec_context.name, list[str]()
+        codec = stream.codec_context.name
+        notes = list[str]()
         if len(tracks := video_tracks(container)) > 1:
             notes.append(f"has {len(tracks)} video tracks; that of {stream.width} x {stream.height} is read")
-    index = index_of(reading.packets or [])
-    is_order_sure = index.times.tolist() == [time for time, _ in shown] and not reading.has_complained
+    index = index_of(progress.packets or [])
+    is_order_sure = index.times.tolist() == [time for time, _ in shown] and not progress.has_complained
     are_keys_sure = all(shown[key][1] for key in index.keys.tolist()) if is_order_sure else False
     can_jump = (
         not len(index.times)
         or are_keys_sure
-        or _jumps_agree(video, reading.num_frames, limits, only_keys_differ=is_order_sure)
+        or _jumps_agree(video, progress.num_frames, limits, only_keys_differ=is_order_sure)
     )
     if not can_jump:
         notes.append("is read from its start: its container is wrong about times or key frames")
     return VideoInfo(
-        reading.num_frames, fps, *size, duration, codec, video.sha256(), can_jump=can_jump, notes=tuple(notes)
+        progress.num_frames, fps, *size, duration, codec, video.sha256(), can_jump=can_jump, notes=tuple(notes)
     )
 
 
 def _jumps_agree(video: Encoded, num_frames: int, limits: Limits, *, only_keys_differ: bool) -> bool:
-    """Return whether jumps give the frames of a decode from the start, or none are taken: at sample points.
+    """Check at sample points that jumps give the frames of a decode from the start, or that none are taken.
 
     only_keys_differ: else the order of frames is in doubt, and a jump is enough to say no.
     """
@@ -165,21 +168,22 @@ def duration_of(times: list[tuple[int, int]], unit: Fraction | None) -> float | 
     return float((span + last) * unit) or None
 
 
-def file_frames(path: str, reading: Reading) -> Iterator[StreamFrame]:
+def file_frames(path: str, progress: Progress) -> Iterator[StreamFrame]:
     """Yield the whole frames of a video file. Raises DecodeError if none can be read."""
     budget = Budget(path, _ENDLESS)
     with _error_log() as log, open_video(Encoded(path), budget) as (container, stream):
-        yield from _whole_frames(container, stream, log, budget, reading)
+        yield from _whole_frames(container, stream, log, budget, progress)
 
 
-def pipe_frames(file: RawIOBase, reading: Reading) -> Iterator[StreamFrame]:
+def pipe_frames(file: RawIOBase, progress: Progress) -> Iterator[StreamFrame]:
     """Yield the whole frames of a container that arrives by a pipe. Raises DecodeError if none can be read."""
-    budget, pipe = Budget(PIPE, _ENDLESS), _Pipe(file)
+    budget = Budget(PIPE, _ENDLESS)
+    pipe = _Pipe(file)
     try:
         with _error_log() as log, open_video(Encoded(PIPE), budget, pipe) as (container, stream):
-            yield from _whole_frames(container, stream, log, budget, reading)
+            yield from _whole_frames(container, stream, log, budget, progress)
     except DecodeError as error:
-        if pipe.head[4:8] == b"ftyp" and not reading.num_frames:
+        if pipe.head[4:8] == b"ftyp" and not progress.num_frames:
             raise DecodeError(PIPE, f"no frame of this mp4 can be read: it is damaged, or {_NO_PIPE}") from error
         raise DecodeError(PIPE, error.reason if pipe.head else "is empty") from error
     finally:
@@ -196,7 +200,7 @@ class _Pipe:
     is_interrupted: bool = False
 
     def read(self, size: int) -> bytes:
-        """Return what has arrived, at most `size` bytes; nothing at the end."""
+        """Read at most `size` bytes that have arrived; b"" at the end."""
         try:
             content = self.file.read(size) or b""
         except KeyboardInterrupt:
@@ -208,87 +212,93 @@ class _Pipe:
         return content
 
 
-def raw_frames(file: RawIOBase, size: tuple[int, int], fps: Fraction, reading: Reading) -> Iterator[StreamFrame]:
+def raw_frames(file: RawIOBase, size: tuple[int, int], fps: Fraction, progress: Progress) -> Iterator[StreamFrame]:
     """Yield frames that arrive as raw RGB pictures of this (width, height), three bytes a pixel.
 
     Raises DecodeError if there are none, or for a size that a frame cannot have.
     """
     width, height = size
     Budget(PIPE, _ENDLESS).size(width, height)
-    reading.fps, num_bytes = fps, width * height * 3
+    progress.fps = fps
+    num_bytes = width * height * 3
     for number in count():
-        content, filled = bytearray(num_bytes), 0
+        content = bytearray(num_bytes)
+        filled = 0
         while filled < num_bytes and (more := file.readinto(memoryview(content)[filled:])):
             filled += more
         if filled < num_bytes:
             break
-        reading.num_frames += 1
+        progress.num_frames += 1
         picture = np.frombuffer(content, np.uint8).reshape(height, width, 3)
         yield StreamFrame(number, float(number / fps), time.monotonic(), VideoFrame.from_ndarray(picture, "rgb24"))
     if filled:
-        reading.damaged(f"ends in the middle of frame {number}: {filled:,} of its {num_bytes:,} bytes")
-    if not reading.num_frames:
-        raise DecodeError(PIPE, reading.damage or "is empty")
+        progress.damaged(f"ends in the middle of frame {number}: {filled:,} of its {num_bytes:,} bytes")
+    if not progress.num_frames:
+        raise DecodeError(PIPE, progress.damage or "is empty")
 
 
 def _whole_frames(
-    container: InputContainer, stream: VideoStream, log: Log, budget: Budget, reading: Reading
+    container: InputContainer, stream: VideoStream, log: Log, budget: Budget, progress: Progress
 ) -> Iterator[StreamFrame]:
     """Yield the frames that are not damaged, with their times. Raises DecodeError if there is none."""
-    reading.fps = stream.average_rate or stream.guessed_rate or USUAL_FPS
-    interval, first, due = 1 / reading.fps, None, Fraction(0)
-    for frame, is_damaged in _every_frame(container, stream, log, budget, reading):
+    progress.fps = stream.average_rate or stream.guessed_rate or USUAL_FPS
+    interval = 1 / progress.fps
+    first: Fraction | None = None
+    due = Fraction(0)
+    for frame, is_damaged in _frames_past_damage(container, stream, log, budget, progress):
         # AVI stores no presentation times: with reordering FFmpeg's own guesses are wrong.
         is_guess = container.format.name == "avi" and stream.codec_context.has_b_frames
         # A frame without a time is shown one interval after the one before it.
         shown = due if is_guess or frame.pts is None else frame.pts * (stream.time_base or interval)
-        first, due = shown if first is None else first, shown + interval
+        first = shown if first is None else first
+        due = shown + interval
         if not is_damaged:
-            yield StreamFrame(reading.num_frames - 1, float(shown - first), time.monotonic(), frame)
-    if reading.num_frames == reading.num_damaged:
-        raise DecodeError(budget.name, reading.damage or "no frame can be decoded")
+            yield StreamFrame(progress.num_frames - 1, float(shown - first), time.monotonic(), frame)
+    if progress.num_frames == progress.num_damaged:
+        raise DecodeError(budget.name, progress.damage or "no frame can be decoded")
 
 
-def _every_frame(
-    container: InputContainer, stream: VideoStream, log: Log, budget: Budget, reading: Reading
+def _frames_past_damage(
+    container: InputContainer, stream: VideoStream, log: Log, budget: Budget, progress: Progress
 ) -> Iterator[tuple[VideoFrame, bool]]:
-    """Decode to the end, past errors; yield each frame and whether it is damaged, after counting it in `reading`."""
-    packets, torn = demuxed(container, stream, budget), deque[int | None](maxlen=_MAX_DELAY)
+    """Decode to the end, past errors; yield each frame and whether it is damaged, after counting it in `progress`."""
+    packets = demuxed(container, stream, budget)
+    torn = deque[int | None](maxlen=_MAX_DELAY)
     packet: Packet | None = None
     is_over = False
     while not is_over:
         try:
             packet = next(packets, None)
         except av.FFmpegError as error:
-            reading.damaged(f"ends after frame {reading.num_frames}, where it is cut or damaged: {error.strerror}")
+            progress.damaged(f"ends after frame {progress.num_frames}, where it is cut or damaged: {error.strerror}")
             packet = None
         is_over = packet is None
-        if packet is not None and reading.packets is not None:
-            reading.packets.append(packet_row(packet))
+        if packet is not None and progress.packets is not None:
+            progress.packets.append(packet_row(packet))
         if packet is not None and packet.is_corrupt:
             torn.append(packet.pts)
-            reading.damaged(f"a packet after frame {reading.num_frames} is damaged or cut short")
+            progress.damaged(f"a packet after frame {progress.num_frames} is damaged or cut short")
         try:
             frames = stream.decode(packet)
         except av.FFmpegError as error:
-            reading.damaged(f"decoding fails after frame {reading.num_frames}: {error.strerror}")
+            progress.damaged(f"decoding fails after frame {progress.num_frames}: {error.strerror}")
             frames = []
         for frame in frames:
             is_damaged = frame.is_corrupt or (frame.pts is not None and frame.pts in torn)
             if is_damaged:
-                reading.num_damaged += 1
-                reading.damaged(f"frame {reading.num_frames} is damaged")
-            reading.num_frames += 1
+                progress.num_damaged += 1
+                progress.damaged(f"frame {progress.num_frames} is damaged")
+            progress.num_frames += 1
             yield frame, is_damaged
-        reading.has_complained |= bool(log)
+        progress.has_complained |= bool(log)
         for _, speaker, line in log:
             # Decoders' messages are often harmless; those of containers are not, nor of HEVC, which marks no frame.
             if speaker in (container.format.name, "hevc"):
-                reading.damaged(f"{speaker}: {line.strip()}")
+                progress.damaged(f"{speaker}: {line.strip()}")
         log.clear()  # it must not grow with a stream
     # The index names a packet behind the end. (A pipe has a negative size, or None.)
     if any(entry.pos + entry.size > (container.size or -1) >= 0 for entry in stream.index_entries):
-        reading.damaged("the file is cut short")
+        progress.damaged("the file is cut short")
 
 
 @contextmanager

@@ -147,7 +147,7 @@ def _strips(done: Sequence[tuple[Clip, dict[str, Any]]]) -> list[TextTable]:
 
 
 def _seen(trained: Trained, measured: Mapping[str, Any]) -> str:
-    """Return what the network sees of a video, and where the threshold comes from."""
+    """Describe the frames and pixels that the network sees, and the source of the threshold."""
     spec = trained.spec
     threshold = f"{measured['threshold']:.6g}"
     stride = f", every {spec.data.frame_stride}" if spec.data.sampling == "dense" else ""
@@ -196,7 +196,7 @@ def draw_strip(
         for axes, frame, picture, pixels in zip(all_axes, frames, shown, maps, strict=True):
             axes.set_axis_off()
             axes.imshow(picture)
-            if pixels.min() < threshold <= pixels.max():  # else there is no line, of which matplotlib warns
+            if pixels.min() < threshold <= pixels.max():  # matplotlib warns of an empty contour
                 axes.contour(pixels, [threshold], colors="white", linewidths=1)
             axes.set_title(f"frame {frame}", fontsize=8, pad=2)
         with replacing(path) as file:

@@ -162,7 +162,7 @@ class Export:
         return {**size, "largest_difference": largest, "largest_logit": largest_logit}
 
     def usage(self) -> dict[str, Any]:
-        """Return what a program needs to know to feed the graph and to read its logits."""
+        """Describe the input of the graph and its logits, for programs that run it."""
         data = self.trained.spec.data
         modality = self.trained.spec.data.input
         pictures: dict[str, Any] = (

@@ -20,7 +20,7 @@ from summit_train.core.session import check_single
 from summit_train.data.video.augment import View
 from summit_train.data.video.encode import Encoding, Write, open_writer
 from summit_train.data.video.render import Frames, Renderer, upright_size
-from summit_train.data.video.stream import PIPE, USUAL_FPS, Reading, StreamFrame, file_frames, pipe_frames, raw_frames
+from summit_train.data.video.stream import PIPE, USUAL_FPS, Progress, StreamFrame, file_frames, pipe_frames, raw_frames
 from summit_train.inference.arguments import add_network, checked, open_named
 from summit_train.inference.stream.stream import Follower, Show, Stream, Values
 from summit_train.inference.trained import Trained
@@ -56,8 +56,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> Result:
     """Follow the video. The status is 130 after an interrupt. Raises RunFailed at the end of a damaged stream."""
     check_single("stream")
-    reading = Reading()
-    frames = _frames(args, reading)
+    progress = Progress()
+    frames = _frames(args, progress)
     trained = open_named(args, args.overrides)
     spec = trained.spec
     watcher = _watcher(args, trained)
@@ -65,11 +65,11 @@ def run(args: argparse.Namespace) -> Result:
         why = "the network was trained on frames spread over each video (data.sampling uniform)"
         raise UserError(f"{why}, without a fixed distance between frames: give one with --stride N")
     stride = args.stride or watcher.stride
-    follower = Follower(watcher.see, reading, stride)
+    follower = Follower(watcher.see, progress, stride)
     is_interrupted = False
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # a stop ends the stream as Ctrl-C does
     try:
-        with drawn_in(args.draw, args.video, reading, watcher.draw) if args.draw else nullcontext() as writer:
+        with drawn_in(args.draw, args.video, progress, watcher.draw) if args.draw else nullcontext() as writer:
             try:
                 _print(follower.follow(frames, live=args.live, show=writer), args, trained, watcher, stride)
             except KeyboardInterrupt:
@@ -77,32 +77,32 @@ def run(args: argparse.Namespace) -> Result:
     finally:
         signal.signal(signal.SIGTERM, before)
     tell(follower.summary())
-    if reading.damage is not None and not is_interrupted:
+    if progress.damage is not None and not is_interrupted:
         name = PIPE if args.video == "-" else args.video
-        whole = reading.num_frames - reading.num_damaged
-        raise RunFailed(f"{name}: {reading.damage}; {whole:,} whole frames were read")
+        whole = progress.num_frames - progress.num_damaged
+        raise RunFailed(f"{name}: {progress.damage}; {whole:,} whole frames were read")
     return Result(status=_INTERRUPTED if is_interrupted else 0)
 
 
-def _frames(args: argparse.Namespace, reading: Reading) -> Iterator[StreamFrame]:
+def _frames(args: argparse.Namespace, progress: Progress) -> Iterator[StreamFrame]:
     """Return the frames of the source. Raises UserError for arguments that contradict each other."""
     if args.fps is not None and args.raw is None:
         raise UserError("--fps must be used with --raw; a video has its own frame times")
     if args.video != "-":
         if args.raw is not None:
             raise UserError(f"{args.video}: --raw is for frames on standard input; put - in its place")
-        return file_frames(args.video, reading)
+        return file_frames(args.video, progress)
     if sys.stdin is not None and sys.stdin.isatty():
         raise UserError(f"{PIPE} is a terminal: send a video to it, as in ffmpeg ... -f matroska - | summit-train ...")
     # Unbuffered: what has come in is read at once.
     pipe = FileIO(0, closefd=False)
     if args.raw is None:
-        return pipe_frames(pipe, reading)
-    return raw_frames(pipe, args.raw, args.fps or USUAL_FPS, reading)
+        return pipe_frames(pipe, progress)
+    return raw_frames(pipe, args.raw, args.fps or USUAL_FPS, progress)
 
 
 def _watcher(args: argparse.Namespace, trained: Trained) -> Stream:
-    """Return what follows the video for the network's task. Raises UserError for the other task's option."""
+    """Choose the stream of the network's task. Raises UserError for the other task's option."""
     if trained.spec.task == "detection":
         from summit_train.tasks.detection.stream import BoxFinder
 
@@ -138,7 +138,7 @@ def _print(results: Iterator[Values], args: argparse.Namespace, trained: Trained
 
 
 @contextmanager
-def drawn_in(path: str, source: str, reading: Reading, draw: Callable[[Frames, Values], Frames]) -> Iterator[Show]:
+def drawn_in(path: str, source: str, progress: Progress, draw: Callable[[Frames, Values], Frames]) -> Iterator[Show]:
     """Yield a function that adds a frame with its values, if any, drawn to a copy of the video: upright, at its time.
 
     All frames get the size of the first. The file appears when the block ends; after an error nothing is left of it.
@@ -159,7 +159,7 @@ def drawn_in(path: str, source: str, reading: Reading, draw: Callable[[Frames, V
         (picture,) = render(frame.decoded)
         if write is None:
             size = (picture.shape[1], picture.shape[0])
-            write = stack.enter_context(open_writer(path, size, reading.fps, Encoding(tick=_TICK)))
+            write = stack.enter_context(open_writer(path, size, progress.fps, Encoding(tick=_TICK)))
         last = max(round(frame.seconds / _TICK), last + 1)  # a container may give two frames one time
         write(picture if values is None else draw(picture, values), last)
 

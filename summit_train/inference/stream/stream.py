@@ -21,7 +21,7 @@ from summit_train.core.errors import RunFailed, UserError
 from summit_train.core.text import counted
 from summit_train.data.video.augment import View, test_views
 from summit_train.data.video.render import Frames, Renderer, upright_size
-from summit_train.data.video.stream import Reading, StreamFrame
+from summit_train.data.video.stream import Progress, StreamFrame
 from summit_train.inference.trained import Trained
 from summit_train.models.online import StreamNetwork
 from summit_train.models.precision import Normalise
@@ -71,11 +71,11 @@ class Stream:
         return output
 
     def see(self, frame: StreamFrame) -> Values:
-        """Take the next frame; return what --json tells of it."""
+        """Take the next frame; return the values that --json prints."""
         raise NotImplementedError
 
     def key(self, values: Values) -> object:
-        """Return what of these values is shown as text where it changes."""
+        """Select those of the values whose change prints a line."""
         raise NotImplementedError
 
     def text(self, values: Values) -> str:
@@ -97,11 +97,11 @@ def stream_view(spec: Spec, width: int, height: int) -> View:
 class Follower:
     """Follows a stream once: sees the frames 0, stride, 2 * stride, ... of its source, and counts all of them.
 
-    see: returns the values of a frame. reading: what the source counts.
+    see: returns the values of a frame. progress: what the source counts.
     """
 
     see: Callable[[StreamFrame], Values]
-    reading: Reading
+    progress: Progress
     stride: int
     num_seen: int = 0
     num_skipped: int = 0
@@ -142,11 +142,11 @@ class Follower:
     def summary(self) -> str:
         """Return the counts and the latencies in one line."""
         parts = f"{self.num_seen:,} seen, {self.num_skipped:,} skipped by the stride, {self.num_dropped:,} dropped"
-        parts += f", {self.reading.num_damaged:,} damaged"
+        parts += f", {self.progress.num_damaged:,} damaged"
         median, late, most = 1000 * np.percentile(self.latencies or [0.0], (50, 99, 100))
         times = f"median {median:.1f} ms, 99th percentile {late:.1f} ms, max {most:.1f} ms"
-        speed = self.reading.num_frames / max(1e-9, time.monotonic() - self.began)
-        return f"{counted(self.reading.num_frames, 'frame')} ({parts}); latency {times}; {speed:.1f} frames/s"
+        speed = self.progress.num_frames / max(1e-9, time.monotonic() - self.began)
+        return f"{counted(self.progress.num_frames, 'frame')} ({parts}); latency {times}; {speed:.1f} frames/s"
 
 
 def newest(frames: Iterable[StreamFrame]) -> Iterator[tuple[StreamFrame, int]]:

@@ -73,7 +73,7 @@ def accelerate(model: nn.Module, parts: Collection[str] = PARTS) -> str:
 
 
 def execution() -> str:
-    """Return what the C++ kernels for CPUs are compiled for on this machine, or why there are none."""
+    """Name the target of this machine's C++ kernels for CPUs, or the reason why they are missing."""
     found = loaded()
     return f"none: {found}" if isinstance(found, RunFailed) else found.target
 

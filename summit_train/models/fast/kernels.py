@@ -72,7 +72,7 @@ def loaded() -> Kernels | RunFailed:
 
 
 def targets() -> list[str]:
-    """Return what to compile for, the best that this processor supports first."""
+    """List the compiler targets that this processor supports, the best first."""
     if platform.machine() not in ("x86_64", "AMD64"):
         return [platform.machine()]
     known = machine.instruction_sets()
@@ -164,7 +164,7 @@ def compile_for_cluster() -> None:
 
 
 def take(x: torch.Tensor) -> bool:
-    """Return whether the kernels are there and know the device and the number format of `x`."""
+    """Check that the kernels are loaded and take the device and the number format of `x`."""
     return x.device.type == "cpu" and x.dtype in _NAMES and isinstance(loaded(), Kernels)
 
 

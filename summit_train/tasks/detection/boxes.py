@@ -57,7 +57,7 @@ class Boxes:
 
     @classmethod
     def of_columns(cls, columns: Mapping[str, NDArray[Any]], num_clips: int, source: str) -> Boxes:
-        """Return those of a packed set. Raises ValueError for columns that do not fit together."""
+        """Read the boxes of a packed set. Raises ValueError for columns that do not fit together."""
         rows = columns["boxes"]
         ends = columns["box_ends"]
         is_whole = len(ends) == num_clips + 1 and (ends[0], ends[-1]) == (0, len(rows))
@@ -81,7 +81,7 @@ class Boxes:
         return self.rows[self.ends[video] : self.ends[video + 1]]
 
     def only(self, clip: int) -> Boxes:
-        """Return those of one clip."""
+        """Select the boxes of one clip."""
         part = slice(self.ends[clip], self.ends[clip + 1])
         return Boxes(self.rows[part], np.array([0, part.stop - part.start]), self.lines[part], self.source)
 
@@ -116,11 +116,11 @@ class Boxes:
             raise UserError(f"data.train: {what}; each class must have a box that is not ignored")
 
     def num_frames(self) -> NDArray[np.int64]:
-        """Return how many frames each video has at least."""
+        """Return the least number of frames of each video, by its last box."""
         return np.array([1 + self.of(video)["frame"].max(initial=-1) for video in range(len(self.ends) - 1)], np.int64)
 
     def cut(self, videos: NDArray[np.int64], starts: NDArray[np.int64]) -> Boxes:
-        """Return those of spans, which begin at these frames of these videos, and end where the next one begins."""
+        """Divide the boxes among spans, which begin at these frames of these videos and end at the next one."""
         owners = np.repeat(np.arange(len(self.ends) - 1), np.diff(self.ends))
         firsts = np.searchsorted(owners << 32 | self.rows["frame"], videos << 32 | starts)
         return Boxes(self.rows, np.array([*firsts, self.ends[-1]], np.int64), self.lines, self.source)
@@ -145,7 +145,7 @@ class Boxes:
         raise DecodeError(path, f"{what} lies outside the frame of {width} x {height}: {at}{others}")
 
     def targets(self, clip: int, frames: NDArray[np.int64], view: View, size: tuple[int, int]) -> FrameBoxes:
-        """Return what a view shows of the boxes in the frames (T,), by their numbers in the video.
+        """Map the boxes of frames (T,), by their numbers in the video, into a view.
 
         A box of which less than a pixel is left on a side is not among them. size: width and height of the frame that
         the view was made for.

@@ -75,7 +75,7 @@ class Detections:
 
     @cached_property
     def counted(self) -> NDArray[np.bool_]:
-        """Return whether each box of the ground truth counts in each of RANGES, (5, B)."""
+        """Mark the boxes of the ground truth that count in each of RANGES, (5, B)."""
         motion = np.concatenate([np.zeros(0), *(motion_ious(self.truth.rows[boxes]) for _, boxes in self.parts())])
         is_slow = motion > measures.SLOW
         is_fast = motion < measures.FAST

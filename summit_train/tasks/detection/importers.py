@@ -97,7 +97,7 @@ def read_vid(source: Path) -> LabelledPictures:
 
 
 def _annotations(path: Path) -> Path:
-    """Return what stands below Annotations where `path` stands below Data."""
+    """Return the path of the annotations of `path`: Annotations in place of its last folder Data."""
     parts = list(Path(os.path.realpath(path)).parts)
     parts[len(parts) - 1 - parts[::-1].index("Data")] = "Annotations"
     return Path(*parts)

@@ -109,7 +109,7 @@ class DetectionLoss:
 
 @torch.no_grad()
 def label_anchors(anchors_N4: torch.Tensor, boxes_B5: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return what each anchor of a frame is, 1 an object, 0 background, -1 neither, and the number of its best box.
+    """Label the anchors of a frame, 1 an object, 0 background, -1 neither, and return the number of each best box.
 
     An object: from an IoU of 0.7 with one, and the anchors that overlap an object the most. Background: below 0.3 with
     all. Neither: the others, and those without an object and half inside an ignored box. (FGFA's code leaves out
@@ -140,7 +140,7 @@ def sample_anchors(label_N: torch.Tensor, draws_N: torch.Tensor) -> tuple[torch.
 
 @torch.no_grad()
 def label_proposals(places_FP4: torch.Tensor, boxes_FB5: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return what each proposal is, (F, P), and its object's box, (F, P, 4).
+    """Label the proposals, (F, P), and return each one's object's box, (F, P, 4).
 
     0: background. k + 1: an object of class k, from an IoU of 0.5 on. -1: no object, and half inside an ignored box.
     """

@@ -8,7 +8,7 @@ from summit_train.tasks.detection.rfcn import STRIDE
 
 
 def vote(maps_FCHW: torch.Tensor, boxes_FR4: torch.Tensor, grid: int) -> torch.Tensor:
-    """Return what R boxes of each of F frames get from maps (F, grid * grid * K, h, w): (F, R, K).
+    """Pool maps (F, grid * grid * K, h, w) by position within R boxes of each of F frames: (F, R, K).
 
     A box is cut into grid x grid cells. Cell (i, j) of box r has the mean of the maps (i, j) over the places in it, and
     the vote is the mean over the cells:

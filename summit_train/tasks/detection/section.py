@@ -66,7 +66,7 @@ class DetectionSection:
 
 
 def read_section(run: RunRecord) -> DetectionSection | None:
-    """Return what the last evaluated checkpoint found; None without any. What cannot be read is noted in the run."""
+    """Read the results of the last evaluated checkpoint; None without one. An unreadable file is noted in the run."""
     if run.final is None or not run.final.checkpoints:
         return None
     checkpoint = Path(run.final.checkpoints[-1].path).stem

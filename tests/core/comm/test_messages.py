@@ -54,14 +54,8 @@ def test_arrays_and_tensors_arrive_bit_for_bit(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr(messages, "PIECE", piece)
     random = torch.Generator().manual_seed(1)
     large = torch.randn(2, 3, 100, 100, generator=random).to(memory_format=torch.channels_last)
-    tensors = [
-        large,
-        large.bfloat16(),
-        large > 0,
-        torch.tensor(7),
-        torch.zeros(0, 3),
-        torch.nn.Parameter(large.double()),
-    ]
+    tensors = [large, large.bfloat16(), large > 0, torch.tensor(7), torch.zeros(0, 3)]
+    tensors.append(torch.nn.Parameter(large.double()))
     arrays = [np.asfortranarray(large[0].numpy()), STRUCTURED, np.zeros(2, "V32"), np.array(3, ">i2"), np.zeros((2, 0))]
     arrays += [np.arange(size, dtype=np.uint16).view(np.uint8) for size in ((1 << 15) - 1, 1 << 15)]  # small, large
     frozen = np.arange(50_000)
@@ -83,46 +77,29 @@ def test_of_a_tensor_without_numbers_type_and_shape_arrive() -> None:
     assert torch.equal(found["b"], torch.ones(2))
 
 
-@pytest.mark.parametrize(
-    ("value", "name"),
-    [
-        (lambda: 1, "builtins.function"),
-        ([{"a": object()}], "builtins.object"),
-        (Path, "builtins.type"),
-        (np.array([None]), "numpy.ndarray"),
-        (ValueError("x"), "builtins.ValueError"),
-        (World(), "summit_train.core.comm.world.World"),
-        (WHOLE, "summit_train.data.video.span.Span"),
-        (AgreedError("x"), "summit_train.core.errors.AgreedError"),
-        (smallest_spec(), "summit_train.spec.keys.Spec"),
-        (torch.Size([2]), "torch.Size"),
-        ({3}, "builtins.set"),
-        (b"", "builtins.bytes"),
-        (np.float32(1), "numpy.float32"),
-        (Path("x"), "pathlib.*PosixPath"),
-    ],
-)
-def test_a_value_of_another_type_is_refused_before_anything_is_sent(value: object, name: str) -> None:
+REFUSED = [
+    len, Path, np.array([None]), ValueError("x"), World(), WHOLE, AgreedError("x"), smallest_spec(), torch.Size([2]),
+    {3}, b"", np.float32(1), Path("x"), object(),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("value", REFUSED, ids=lambda value: type(value).__name__)
+def test_a_value_of_another_type_is_refused_before_anything_is_sent(value: object) -> None:
     sent: list[object] = []
-    with pytest.raises(TypeError, match=f"{name} cannot be sent to other ranks"):
-        messages.send(value, sent.append)
+    name = f"{type(value).__module__}.{type(value).__qualname__}"
+    with pytest.raises(TypeError, match=f"^{name} cannot be sent to other ranks"):
+        messages.send([{"a": value}], sent.append)
     assert sent == []
 
 
-@pytest.mark.parametrize(
-    "form",
-    [
-        {"type": ["subprocess", "Popen", "true"]},
-        {"array": ["|O", [1]]},
-        {"array": ["__import__('os').system('true')", [1]]},
-        {"tensor": ["load", [1]]},
-        {"meta": ["__name__", [1]]},
-        {"tuple": [], "dict": []},
-        {},
-        {"dict": [[[], 1]]},
-        {"eval": "1"},
-    ],
-)
+FORMS: list[dict[str, Any]] = [
+    {}, {"eval": "1"}, {"type": ["subprocess", "Popen", "true"]}, {"array": ["__import__('os').system('true')", [1]]},
+    {"array": ["|O", [1]]}, {"tensor": ["load", [1]]}, {"meta": ["__name__", [1]]}, {"tuple": [], "dict": []},
+    {"dict": [[[], 1]]},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
 def test_what_no_rank_of_ours_sends_is_refused(form: dict[str, Any]) -> None:
     text = np.frombuffer(json.dumps(form).encode(), np.uint8)
     sent = iter([np.array([len(text), 0]).view(np.uint8), text])

@@ -97,9 +97,7 @@ def test_gloo_uses_the_interface_that_leads_to_rank_0(monkeypatch: pytest.Monkey
     use_interface_towards("10.0.0.3")  # this host itself
 
 
-def test_rank_0_takes_the_way_to_other_hosts_where_its_own_name_is_the_loopback(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_rank_0_takes_the_way_to_other_hosts_where_its_name_is_the_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in Debian's /etc/hosts. Rank 2 is on another host, and the last to come."""
     ways = {"hosta": "127.0.0.1", "10.0.0.2": "10.0.0.1"}
     monkeypatch.setattr(rendezvous, "_address_towards", lambda address: "10.0.0.2" if rank == 2 else ways[address])

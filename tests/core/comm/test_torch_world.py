@@ -129,9 +129,7 @@ def test_torchrun_starts_ranks_without_mpi(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("agent", "needed"), [("True", 40 + 1536), ("", 40 + 2 * 1536)])
-def test_rank_0_needs_an_open_file_for_each_rank_and_another_where_it_keeps_the_store(
-    monkeypatch: pytest.MonkeyPatch, agent: str, needed: int
-) -> None:
+def test_rank_0_needs_open_files_for_all_ranks(monkeypatch: pytest.MonkeyPatch, agent: str, needed: int) -> None:
     """torchrun's own process keeps the store of its ranks."""
     monkeypatch.setattr(module, "raise_open_files", lambda: 1024)
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", agent)

@@ -63,7 +63,7 @@ def open_batches(manifest: Manifest, data: DataSpec, **changes: int) -> loader.B
     run = Order(len(manifest), **{name: changes.get(name, number) for name, number in how.items()})
     steps = range(where["start_step"], where["end_step"])
     read = reader(data, open_store(data, manifest), run)
-    return loader.training_batches(read, run, where["rank"], where["ranks"], steps)
+    return read.batches(run, where["rank"], where["ranks"], steps)
 
 
 def plain(batches: loader.Batches[loader.MicroBatch]) -> list[tuple[Any, ...]]:

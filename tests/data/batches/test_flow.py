@@ -11,16 +11,17 @@ import pytest
 
 from summit_train.core import rng
 from summit_train.core.errors import UserError
-from summit_train.data.batches import loader
 from summit_train.data.batches.order import Order
 from summit_train.data.batches.stores import FlowStore, Store, open_store
 from summit_train.data.manifest import Manifest, ManifestRow, read_manifest, write_manifest
-from summit_train.data.packed.format import read_pack
+from summit_train.data.manifest.files import FileStore
+from summit_train.data.packed.format import Packing, read_pack
+from summit_train.data.packed.pack import pack_set
 from summit_train.data.video import augment
 from summit_train.data.video.augment import View
 from summit_train.data.video.source import DecodeError
 from summit_train.data.video.span import Span
-from summit_train.spec import DataSpec, EvaluateSpec
+from summit_train.spec import DataSpec
 from tests.data.batches.conftest import data_spec, reader
 from tests.data.clips import stored_clip
 from tests.flows import numbered_fields, write_folder, write_folders, write_packed
@@ -68,37 +69,6 @@ def test_the_places_where_a_frame_may_start(tmp_path: Path, sampling: str, num_f
         assert opened.num_frames == places
 
 
-def test_uniform_training_draws_one_start_of_each_segment(tmp_path: Path) -> None:
-    # 20 fields, frames of 5: (20 - 5 + 1) // 8 = 2 starts a segment, the last at 15, so nothing repeats.
-    manifest = _set(tmp_path, 20, 20)
-    order = Order(2, 3, 1, 1, 2)
-    data = _spec(flip=False)
-    seen = [set[int]() for _ in range(8)]
-    with loader.training_batches(reader(data, open_store(data, manifest), order), order, 0, 1, range(40)) as batches:
-        for batch in batches:
-            assert batch.clips.shape == (1, 8, 24, 24, 10)
-            for segment, fields in enumerate(_fields(batch.clips[0].numpy())):
-                assert fields == list(range(fields[0], fields[0] + 5))
-                seen[segment].add(fields[0])
-    assert seen == [{2 * segment, 2 * segment + 1} for segment in range(8)]
-
-
-def test_views_of_the_test_by_hand(tmp_path: Path) -> None:
-    # int(16 / 8 * (i + 1/2)) = 2 i + 1 of 16 starts; of a video of one field it is that field.
-    store = open_store(_spec(), _set(tmp_path, 20, 1))
-    long, short = loader.test_batches(_spec(), EvaluateSpec(clips=1, short_side=32), store, [0, 1])
-    assert _fields(long.views[0].numpy()) == [list(range(2 * i + 1, 2 * i + 6)) for i in range(8)]
-    assert long.frames.tolist() == [[2 * i + 1 for i in range(8)]]
-    assert _fields(short.views[0].numpy()) == [[0] * 5] * 8
-    # dense: starts 0 .. 19 - 2 * 4, the last one repeats and the places wrap round.
-    data = _spec(sampling="dense", num_frames=4, frame_stride=6)
-    (dense,) = loader.test_batches(
-        data, EvaluateSpec(clips=1, short_side=32), open_store(data, _set(tmp_path / "b", 20)), [0]
-    )
-    assert [fields[0] for fields in _fields(dense.views[0].numpy())] == [0, 6, 12, 18]
-    assert _fields(dense.views[0].numpy())[3] == [18, 19, 19, 19, 19]
-
-
 def test_a_flipped_clip_is_the_flow_of_the_flipped_clip(tmp_path: Path) -> None:
     """By hand: x of the mirrored video is the opposite of x at the mirrored place, y is y there."""
     steps = np.random.default_rng(0).integers(-127, 128, (6, 2, 32, 40))  # of the code
@@ -120,12 +90,7 @@ def test_a_flipped_clip_is_the_flow_of_the_flipped_clip(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "boxes"),
-    [
-        ({}, {64, 56, 48}),
-        ({"crop_scales": (0.5,)}, {32}),
-        ({"modality": "rgb"}, {64, 56, 48, 42}),
-    ],
+    ("changes", "boxes"), [({}, {64, 56, 48}), ({"crop_scales": (0.5,)}, {32}), ({"modality": "rgb"}, {64, 56, 48, 42})]
 )
 def test_flow_is_cropped_at_three_scales_and_pictures_at_four(changes: dict[str, Any], boxes: set[int]) -> None:
     data = _spec(augment="multi_scale_crop", crop=16, **changes)
@@ -138,14 +103,14 @@ def test_a_packed_set_of_flow_gives_the_same_clips(tmp_path: Path) -> None:
     packed = open_store(_spec(), read_manifest(write_packed(tmp_path / "packed", videos, [3, 1])))
     raw = open_store(_spec(), read_manifest(write_folders(tmp_path, videos, [3, 1], "raw")))
     record = read_pack(tmp_path / "packed").packing
-    assert (record.modality, record.bound, record.method) == ("flow", 20.0, "by hand")
+    assert (record.modality, record.bound) == ("flow", 20.0)
     assert packed.manifest.num_frames(0) == 20
     for clip in (0, 1):
         for view in (WHOLE, View(40, 32, 3, 4, 24, 24, flip=True)):
             assert np.array_equal(_read(packed, [0, 1, 1], clip, view), _read(raw, [0, 1, 1], clip, view))
     order, found = Order(2, 3, 1, 2, 1), []
     for data, store in ((_spec(workers=1), packed), (_spec(), raw)):
-        with loader.training_batches(reader(data, store, order), order, 0, 1, range(2)) as batches:
+        with reader(data, store, order).batches(order, 0, 1, range(2)) as batches:
             found.append([batch.clips.numpy().tobytes() for batch in batches])
     assert found[0] == found[1]
 
@@ -168,8 +133,12 @@ def test_a_packed_set_of_flow_gives_the_same_clips(tmp_path: Path) -> None:
 def test_a_set_without_the_flow_or_the_pictures_of_the_spec_is_refused(
     tmp_path: Path, videos: Path, modality: str, manifest: str, message: str
 ) -> None:
-    if manifest in ("flow", "rgb"):
-        write_packed(tmp_path / manifest, [numbered_fields(8)], [0], manifest)
+    if manifest == "flow":
+        write_packed(tmp_path / "flow", [numbered_fields(8)], [0])
+    if manifest == "rgb":
+        pack_set(
+            FileStore(read_manifest(videos / "list.csv"), str(videos)), tmp_path / "rgb", Packing("bytes"), 1 << 20
+        )
     write_folders(tmp_path, [numbered_fields(8)], [0], "raw")
     row = ManifestRow("raw/000", 0)
     write_manifest(tmp_path / "back.csv", [row, replace(row, reversed=True)])

@@ -1,26 +1,28 @@
-"""Which clips a batch holds, in training and in the test."""
+"""Which clips a batch holds, in training and in the test, of spans too, and what the user's own augmentations see."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from summit_train.core import rng
+from summit_train.core.errors import UserError
 from summit_train.data.batches import loader
+from summit_train.data.batches.loader import MicroBatch
 from summit_train.data.batches.order import Order
 from summit_train.data.batches.stores import open_store
-from summit_train.data.manifest import Manifest, read_manifest
-from summit_train.data.manifest.files import FileStore
-from summit_train.data.packed.format import Packing
-from summit_train.data.packed.pack import pack_set
+from summit_train.data.manifest import Manifest, ManifestRow, read_manifest, write_manifest
 from summit_train.data.video import augment
-from summit_train.data.video.rand_augment import apply_operations, draw_operations
-from summit_train.spec import EvaluateSpec
-from summit_train.spec.model_data import RandAugmentSpec
-from tests.data.batches.conftest import NUM_FRAMES, NUM_VIDEOS, data_spec, grey, open_batches, plain, reader
+from summit_train.data.video.encode import write_video
+from summit_train.data.video.span import WHOLE, Span
+from summit_train.spec import DataSpec, EvaluateSpec
+from tests.data.batches.conftest import NUM_FRAMES, data_spec, grey, open_batches, plain, reader
 from tests.data.clips import read_clip
 
 # Training.
@@ -64,49 +66,13 @@ def test_repeats_are_views_of_the_same_frames(manifest: Manifest, kind: str) -> 
     ]
 
 
-@pytest.mark.parametrize("kind", ["bytes", "jpeg"])
-def test_repeats_of_a_packed_set_are_those_of_its_files(
-    manifest: Manifest, videos: Path, tmp_path: Path, kind: str
-) -> None:
-    """To the bit from bytes; of JPEG pictures, which have other pixels, the same views of the same frames."""
-    pack_set(FileStore(manifest, str(videos)), tmp_path / "packed", Packing(kind), shard_bytes=2_000)
-    data = data_spec(repeats=3, augment="rand_augment" if kind == "bytes" else "scale_jitter")
-    files, packed = (
-        list(open_batches(one, data, virtual_gpus=2, clips_per_gpu=2))
-        for one in (manifest, read_manifest(tmp_path / "packed"))
-    )
-    for theirs, ours in zip(files, packed, strict=True):
-        assert ours.ids.tolist() == theirs.ids.tolist() and ours.clips.shape == (6, 4, 24, 24, 3)
-        difference = (ours.clips.float() - theirs.clips.float()).abs().mean()
-        assert difference == 0 if kind == "bytes" else 0 < difference < 3  # another frame or crop: 20 and more
-
-
 def test_a_clip_that_balance_draws_again_is_seen_differently(manifest: Manifest) -> None:
     """Each draw of a rare clip has pixels of its own; RandAugment and repeats go on from there."""
     data = data_spec(balance="classes", augment="rand_augment", repeats=2)
     order = Order(len(manifest), 5, 4, 2, 1, classes=(np.array([3], np.int32), np.array([0, 1], np.int32)))
-    with loader.training_batches(reader(data, open_store(data, manifest), order), order, 0, 1, range(1)) as batches:
+    with reader(data, open_store(data, manifest), order).batches(order, 0, 1, range(1)) as batches:
         seen = [clip.numpy().tobytes() for b in batches for clip, at in zip(b.clips, b.ids, strict=True) if at == 3]
     assert len(seen) == 8 and len(set(seen)) > 4
-
-
-def test_rand_augment_sees_the_crop_and_has_draws_of_its_own(manifest: Manifest) -> None:
-    data = data_spec(augment="rand_augment")
-    crops = data.model_copy(update={"rand_augment": RandAugmentSpec(layers=0)})
-    drawn = 0
-    for batch, bare in zip(open_batches(manifest, data), open_batches(manifest, crops), strict=True):
-        draw = rng.key(5, "rand_augment", batch.step // 2, batch.ids.item())
-        operations = draw_operations(data.rand_augment_settings, draw)
-        assert np.array_equal(batch.clips[0].numpy(), apply_operations(operations, bare.clips[0].numpy()))
-        drawn += len(operations)
-    assert drawn > 20
-
-
-def test_each_epoch_shows_a_clip_differently(manifest: Manifest) -> None:
-    seen = [(b.ids.item(), b.clips.numpy().tobytes()) for b in open_batches(manifest, data_spec(), end_step=12)]
-    counts = {video: len({pixels for v, pixels in seen if v == video}) for video, _ in seen}
-    assert len(counts) == NUM_VIDEOS
-    assert min(counts.values()) > 1
 
 
 def test_workers_ranks_and_a_start_in_mid_epoch_change_no_batch(manifest: Manifest) -> None:
@@ -143,16 +109,111 @@ def test_test_views_come_in_the_order_asked(manifest: Manifest, workers: int) ->
         wanted = backwards if batch.video == 2 else starts
         assert [grey(view) for view in batch.views.numpy()] == wanted
         assert batch.frames.tolist() == wanted
+    assert not list(loader.test_batches(data_spec(workers), evaluate, open_store(data_spec(), manifest), []))
 
 
-def test_clips_and_crops_can_be_asked_for(manifest: Manifest) -> None:
-    store = open_store(data_spec(), manifest)
-    (full,) = loader.test_batches(data_spec(), EvaluateSpec(clips=5, crops="full", short_side=32), store, [1])
-    assert full.views.shape == (5, 4, 32, 48, 3)
-    evaluate = EvaluateSpec(clips=1, crops=3, short_side=32)
-    (crops,) = loader.test_batches(data_spec(), evaluate, store, [1])
-    assert crops.views.shape == (3, 4, 32, 32, 3)
-    # Left, centre and right of 48 columns, of which the last 8 are white and the others the frame's own grey.
-    right_edges = crops.views[:, 0, 16, -4, 0].tolist()
-    assert max(right_edges[:2]) < 200 and right_edges[2] > 245
-    assert not list(loader.test_batches(data_spec(2), evaluate, store, []))
+# Spans.
+
+FRAMES = np.random.default_rng(3).integers(0, 256, (14, 4, 5, 3), np.uint8).repeat(8, 1).repeat(8, 2)
+
+
+@st.composite
+def _some_span(draw: st.DrawFn) -> Span:
+    start = draw(st.integers(0, len(FRAMES) - 1))
+    return draw(st.sampled_from([WHOLE, Span(start), Span(start, draw(st.integers(start + 1, len(FRAMES))))]))
+
+
+def _batches(folder: Path, row: ManifestRow, data: DataSpec) -> tuple[Any, Any]:
+    """The pixels of two epochs of training and of the test's views of a manifest's only clip."""
+    write_manifest(folder / "list.csv", [row])
+    store = open_store(data, read_manifest(folder / "list.csv"))
+    order = Order(1, 7, virtual_gpus=1, clips_per_gpu=1, steps_per_epoch=1)
+    drawn = [batch.clips.numpy() for batch in reader(data, store, order).batches(order, 0, 1, range(2))]
+    (tested,) = loader.test_batches(data, EvaluateSpec(clips=3, crops=1, short_side=24), store, [0])
+    return np.concatenate(drawn), tested.views.numpy()
+
+
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    span=_some_span(),
+    sampling=st.sampled_from(["dense", "uniform"]),
+    stride=st.integers(1, 4),
+    is_reversed=st.booleans(),
+    is_counted=st.booleans(),
+)
+def test_a_span_gives_the_frames_of_the_cut_file(
+    tmp_path: Path, span: Span, sampling: Any, stride: int, is_reversed: bool, is_counted: bool
+) -> None:
+    frames = FRAMES[span.start :] if span.end < 0 else FRAMES[span.start : span.end]
+    for name, content in (("whole.mkv", FRAMES), ("cut.mkv", frames)):  # without loss, and each frame by itself
+        write_video(tmp_path / name, content, codec="ffv1", b_frames=0)
+    data = data_spec(frame_stride=stride, sampling=sampling)
+    whole = ManifestRow("whole.mkv", 0, len(FRAMES) if is_counted else None, reversed=is_reversed, span=span)
+    cut = ManifestRow("cut.mkv", 0, len(frames) if is_counted else None, reversed=is_reversed)
+    found, wanted = _batches(tmp_path, whole, data), _batches(tmp_path, cut, data)
+    np.testing.assert_array_equal(found[0], wanted[0])
+    np.testing.assert_array_equal(found[1], wanted[1])
+
+
+# Augmentations of the user's own.
+
+# Writes its draw into the first pixels of all frames, one place further for each augmentation.
+AUGMENT = """
+def mark(clip, generator, place=0):
+    clip[:, 0, place] = generator.integers(1, 256)
+    return clip
+
+def late(clip, generator):
+    return clip[1:] if clip.mean() > 0 else clip
+"""
+
+
+def _own(tmp_path: Path, *items: dict[str, Any] | str, first: str = "scale_jitter") -> list[Any]:
+    (tmp_path / "own.py").write_text(AUGMENT)
+    named = [item if isinstance(item, dict) else {"kind": item, "options": {}} for item in items]
+    return [{"kind": first}, *({**item, "kind": f"{tmp_path}/own.py:{item['kind']}"} for item in named)]
+
+
+def _marks(batch: MicroBatch) -> np.ndarray[Any, Any]:
+    """The draws of the two augmentations of each clip."""
+    marks = batch.clips[:, :, 0, :2, 0].numpy()
+    assert (marks == marks[:, :1]).all(), "all frames of a clip have one draw"
+    return np.asarray(marks[:, 0])
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> list[Any]:
+    return _own(tmp_path, "mark", {"kind": "mark", "options": {"place": 1}})
+
+
+def test_draws_are_a_function_of_epoch_and_clip_on_any_rank_and_worker(manifest: Manifest, two: list[Any]) -> None:
+    found: list[dict[Any, list[int]]] = []
+    for ranks, workers in ((1, 0), (2, 0), (2, 1)):
+        drawn: dict[Any, list[int]] = {}
+        for rank in range(ranks):
+            with open_batches(manifest, data_spec(workers, augment=two), rank=rank, ranks=ranks) as batches:
+                for batch in batches:
+                    marks = zip(batch.ids.tolist(), _marks(batch).tolist(), strict=True)
+                    drawn |= {(batch.step, clip): row for clip, row in marks}
+        found.append(drawn)
+    assert found[0] == found[1] == found[2]
+    # One draw each of 20 clips and two augmentations: some are equal by chance.
+    first, second = zip(*found[0].values(), strict=True)
+    assert len(set(first)) > 10 and len(set(second)) > 10 and sum(map(int.__eq__, first, second)) < 5
+
+
+def test_they_follow_the_built_in_one_and_change_none_of_its_draws(manifest: Manifest, two: list[Any]) -> None:
+    for first in ("scale_jitter", "multi_scale_crop", "rand_augment"):
+        plain, own = data_spec(augment=first), data_spec(augment=[{"kind": first}, *two[1:]])
+        with open_batches(manifest, plain, end_step=1) as one, open_batches(manifest, own, end_step=1) as other:
+            for batch, varied in zip(one, other, strict=True):
+                assert np.array_equal(batch.clips[:, :, 1:], varied.clips[:, :, 1:])
+                assert (batch.clips[:, :, 0, :2, 0] != varied.clips[:, :, 0, :2, 0]).any()
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_wrong_clip_is_named_in_one_line(manifest: Manifest, tmp_path: Path, workers: int) -> None:
+    data, message = data_spec(workers, augment=_own(tmp_path, "late")), r"^data\.augment: .*late must return .*, got ui"
+    with open_batches(manifest, data) as batches, pytest.raises(UserError, match=message) as raised:
+        next(batches)
+    assert "\n" not in str(raised.value)

@@ -95,14 +95,6 @@ def test_a_full_shared_memory_is_one_line_or_does_not_matter(write_spec: WriteSp
 # Page-locked memory.
 
 
-def test_batches_are_pinned_whole(manifest: Manifest, monkeypatch: pytest.MonkeyPatch) -> None:
-    pinned: list[torch.Tensor] = []
-    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: pinned.append(tensor) or tensor)
-    batch = next(open_batches(manifest, data_spec()))
-    assert batch.pin_memory() == batch
-    assert sorted(tuple(tensor.shape) for tensor in pinned) == [(1,), (1,), (1, 4, 24, 24, 3)]
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 def test_where_there_is_cuda_each_tensor_is_pinned_once_and_starts_its_own_memory(
     manifest: Manifest, monkeypatch: pytest.MonkeyPatch, workers: int

@@ -16,6 +16,7 @@ from PIL import Image
 
 from summit_train.core.errors import UserError
 from summit_train.data.batches.stores import open_store
+from summit_train.data.loading import Store
 from summit_train.data.manifest import ManifestRow, read_manifest
 from summit_train.data.manifest.files import FileStore
 from summit_train.data.packed import pack as pack_module
@@ -256,18 +257,15 @@ def test_a_region_is_cut_when_it_is_packed(videos: Path, tmp_path: Path, kind: s
     with pytest.raises(UserError, match="contains a different set"):
         begin(whole, out, packing, SHARD_BYTES, 0)
     assert begin(store, out, packing, SHARD_BYTES, 0) is None
-    check_region(out, "columns", "holds regions of frames, and data.region is null: set data.region=columns")
     packed_store(whole, tmp_path / "whole", Packing(kind))
-    check_region(tmp_path / "whole", None, "holds whole frames, and data.region is columns: pack the clips again")
-
-
-def check_region(folder: Path, right: str | None, message: str) -> None:
-    """A set is read with this data.region, and with another one refused."""
-    data = smallest_spec().data
-    for region in (right, None if right else "columns"):
-        given = data.model_copy(update={"region": region}), read_manifest(folder, region)
-        if region == right:
-            assert len(open_store(*given).manifest)
-            continue
+    for folder, right, wrong, message in (
+        (out, "columns", None, "holds regions of frames, and data.region is null: set data.region=columns"),
+        (tmp_path / "whole", None, "columns", "holds whole frames, and data.region is columns: pack the clips again"),
+    ):
+        assert len(_opened(folder, right).manifest) == len(rows)
         with pytest.raises(UserError, match=message):
-            open_store(*given)
+            _opened(folder, wrong)
+
+
+def _opened(folder: Path, region: str | None) -> Store:
+    return open_store(smallest_spec().data.model_copy(update={"region": region}), read_manifest(folder, region))

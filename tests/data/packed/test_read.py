@@ -3,6 +3,8 @@ from __future__ import annotations
 import pickle
 import shutil
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -134,18 +136,27 @@ def test_every_flip_in_a_clips_bytes_is_an_error_with_its_name(pack_set: PackSet
     for _ in range(150):
         clip = int(generator.integers(NUM_VIDEOS))
         shard = out / f"{clips[clip]['shard']:06}.tar"
-        whole = shard.read_bytes()
         place = int(clips[clip]["start"] + generator.integers(clips[clip]["length"]))
-        _write_in_place(shard, place, whole[place] ^ 1 << int(generator.integers(8)))
-        with pytest.raises(DecodeError, match="is not what was packed") as caught:
+        with (
+            _flipped(shard, place, 1 << int(generator.integers(8))),
+            pytest.raises(DecodeError, match="is not what was packed") as caught,
+        ):
             all_frames(store, clip)
         assert caught.value.path.startswith(f"{shard}:{store.manifest.path(clip)}")
-        _write_in_place(shard, place, whole[place])
         all_frames(store, clip)
 
 
+@contextmanager
+def _flipped(path: Path, place: int, bits: int) -> Iterator[None]:
+    """Change a byte of a file for the block."""
+    right = path.read_bytes()[place]
+    _write_in_place(path, place, right ^ bits)
+    yield
+    _write_in_place(path, place, right)
+
+
 def _write_in_place(path: Path, place: int, value: int) -> None:
-    """Change a byte of a file that is open elsewhere."""
+    """Change a byte of a file that may be open elsewhere."""
     with open(path, "r+b") as file:
         file.seek(place)
         file.write(bytes([value]))
@@ -159,19 +170,17 @@ def test_every_flip_in_the_index_is_an_error_or_changes_nothing(pack_set: PackSe
     for number in range(160):
         paths = sorted([*(out / "index").iterdir(), *(out / "manifest").glob("*.npy")])
         path = paths[number % len(paths)]
-        whole = path.read_bytes()
-        place = int(generator.integers(len(whole)))
-        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1 << int(generator.integers(8))]) + whole[place + 1 :])
-        try:
-            store = _open(out)
-            for clip in range(NUM_VIDEOS):
-                assert np.array_equal(all_frames(store, clip), before[clip]), f"a flip at {place} of {path}"
-                assert store.manifest.labels[clip] == clip % 2
-                assert store.manifest.clip(clip).is_reversed == (clip % 3 == 2)
-        except UserError as error:
-            assert str(out) in str(error)
-            found += 1
-        path.write_bytes(whole)
+        place = int(generator.integers(path.stat().st_size))
+        with _flipped(path, place, 1 << int(generator.integers(8))):
+            try:
+                store = _open(out)
+                for clip in range(NUM_VIDEOS):
+                    assert np.array_equal(all_frames(store, clip), before[clip]), f"a flip at {place} of {path}"
+                    assert store.manifest.labels[clip] == clip % 2
+                    assert store.manifest.clip(clip).is_reversed == (clip % 3 == 2)
+            except UserError as error:
+                assert str(out) in str(error)
+                found += 1
     assert found > 60  # the rest are flips in the padding of headers, the line numbers, the digests
 
 
@@ -210,16 +219,13 @@ def test_every_flipped_byte_in_any_file_is_found(pack_set: PackSet, kind: str) -
     for number in range(120):
         which = int(np.searchsorted(ends, generator.integers(ends[-1]), "right"))
         name = list(files)[which if number % 2 else int(generator.integers(len(files)))]
-        place, value = int(generator.integers(len(files[name]))), int(generator.integers(1, 256))
-        flipped = bytearray(files[name])
-        flipped[place] ^= value
-        (out / name).write_bytes(flipped)
-        if name == "pack.json":
-            with pytest.raises(UserError, match="is damaged"):
-                complaints(out)
-        else:
-            assert complaints(out) == [f"{out / name}: has other bytes"], f"byte {place} ^ {value}"
-        (out / name).write_bytes(files[name])
+        place = int(generator.integers(len(files[name])))
+        with _flipped(out / name, place, int(generator.integers(1, 256))):
+            if name == "pack.json":
+                with pytest.raises(UserError, match="is damaged"):
+                    complaints(out)
+            else:
+                assert complaints(out) == [f"{out / name}: has other bytes"], f"byte {place}"
     assert complaints(out) == []
 
 

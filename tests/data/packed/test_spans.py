@@ -24,7 +24,7 @@ from summit_train.data.packed.pack import begin, missing_shards, pack_set, pack_
 from summit_train.data.packed.read import ShardStore
 from summit_train.data.video import clips, decode, films, source
 from summit_train.data.video.encode import write_video
-from summit_train.data.video.source import DecodeError, load_video
+from summit_train.data.video.source import DecodeError
 from summit_train.data.video.span import WHOLE, Span
 from summit_train.data.video.stream import probe
 from tests.data.clips import write_swapped
@@ -139,6 +139,7 @@ def test_what_is_not_held_and_workers_give_the_same_set(
     for name in ("workers", "waiting"):
         assert content_of(tmp_path / name) == content_of(tmp_path / "held")
     assert any(held) and not all(held)
+    monkeypatch.setattr(payload, "_MAX_HELD_BYTES", 0)
     job = begin(store, tmp_path / "begun", Packing(kind), SHARD_BYTES, workers=0)
     assert job is not None and set(pack_shards(job, missing_shards(job), workers=0)) == {None}
     assert not list(job.folder.rglob(".*.writing"))
@@ -155,32 +156,12 @@ def test_what_is_encoded_again_has_all_the_room_in_memory(tmp_path: Path, monkey
         assert 1500 / 4 < content.parts[0].num_bytes <= 1500
 
 
-def test_the_last_clips_scratch_file_is_deleted_too(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(payload, "_MAX_HELD_BYTES", 0)
-    job = begin(stored(folder, [ManifestRow("0.mkv", 0)], "one.csv"), tmp_path / "out", Packing("jpeg"), 1, workers=0)
-    assert job is not None and list(pack_shards(job, [0], workers=0)) == [None]
-    assert not list(job.folder.rglob(".*.writing"))
-
-
 @pytest.mark.parametrize("kind", ["bytes", "jpeg"])
 def test_pictures_of_a_folder_are_kept_unchanged(folder: Path, tmp_path: Path, kind: str) -> None:
     store = stored(folder, _rows("p"), "pictures.csv")
     _same(_pack(store, tmp_path / kind, kind), store, len(SPANS))
     lengths = [len(span.frames("", NUM_FRAMES)) for span in SPANS]
     assert len(np.load(tmp_path / kind / "index" / "pictures.npy")) == sum(lengths)
-
-
-def test_the_bytes_of_a_file_are_read_once_for_its_spans(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store, read = stored(folder, [row for row in _rows("0.mkv") if row.span != WHOLE], "some.csv"), list[str]()
-    job = begin(store, tmp_path / "packed", Packing("bytes"), 1 << 30, workers=0)
-    assert job is not None
-    monkeypatch.setattr(payload, "load_video", lambda path, sha256: (read.append(path), load_video(path, sha256))[1])
-    assert list(pack_shards(job, [0], workers=0)) == [None] * 5
-    assert read == [str(folder / "0.mkv")]
 
 
 @pytest.mark.parametrize("kind", ["jpeg", "video"])
@@ -213,14 +194,13 @@ def test_a_file_whose_times_are_wrong_is_decoded_from_its_start(tmp_path: Path, 
         assert abs(int(np.median(shown[place])) - grey) <= 3, number
 
 
-def test_a_span_of_a_packed_film_decodes_its_own_frames(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+@pytest.mark.usefixtures("kept_indexes")
+def test_a_span_of_a_packed_film_decodes_its_own_frames(
+    tmp_path: Path, from_start: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(films, "_MIN_FRAMES", 48)
     write_grey(tmp_path / "film.mkv", "libx264")
     rows = [ManifestRow("film.mkv", 0, GREY_FRAMES, span=Span(start, start + 4)) for start in (40, 16, 28)]
-    every_frame = clips.every_frame
-    from_start = list[str]()
-    monkeypatch.setattr(clips, "every_frame", lambda *a: (from_start.append("film"), every_frame(*a))[1])
     packed = packed_store(stored(tmp_path, rows), tmp_path / "out", Packing("jpeg"))
     assert from_start == []
     assert [round(np.median(all_frames(packed, clip)[0]) / GREY_STEP) for clip in range(3)] == [40, 16, 28]
@@ -247,11 +227,11 @@ def test_a_film_that_changes_before_it_is_copied_is_a_bad_clip(
     assert not (tmp_path / "out/000000.tar").exists()
 
 
+@pytest.mark.usefixtures("kept_indexes")
 @pytest.mark.parametrize("name", ["a.mp4", "a.mkv", "a.ts"])
 def test_a_clip_of_a_packed_film_reads_its_own_packets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     frames = np.concatenate([*FRAMES] * 10)
     write_video(tmp_path / name, frames)
     spans = (Span(0, 5), Span(130, 136), Span(228), WHOLE)
@@ -261,7 +241,10 @@ def test_a_clip_of_a_packed_film_reads_its_own_packets(
     _same(packed, store, 4)
 
     monkeypatch.setattr(films, "_MIN_FRAMES", len(frames))
-    crc32, demuxed, packets, hashed = source.Encoded.crc32, decode.demuxed, list[int](), list[int]()
+    crc32 = source.Encoded.crc32
+    demuxed = decode.demuxed
+    packets = list[int]()
+    hashed = list[bool]()
     for module in (decode, films):
         monkeypatch.setattr(module, "demuxed", lambda *a: (packets.append(p.size) or p for p in demuxed(*a)))
     monkeypatch.setattr(source.Encoded, "crc32", lambda one, *a: hashed.append(one.part is not None) or crc32(one, *a))
@@ -303,11 +286,8 @@ def test_a_clip_of_a_packed_film_reads_its_own_packets(
 )
 def test_a_span_outside_its_file_is_named_alone(folder: Path, tmp_path: Path, kind: str, bad: list[str]) -> None:
     rows = [ManifestRow("0.mkv", 0, span=span) for span in (Span(0, 4), Span(4, 2**31 - 1), Span(12))]
-    found = bad_clips(
-        stored(folder, [*rows, ManifestRow("p", 0, span=Span(5, 20))], "bad.csv"),
-        tmp_path / "out",
-        Packing(kind),
-    )
+    store = stored(folder, [*rows, ManifestRow("p", 0, span=Span(5, 20))], "bad.csv")
+    found = bad_clips(store, tmp_path / "out", Packing(kind))
     assert [line.split(" has 12 frames, and the span ")[0] for line in found] == [f"{path}:" for path in bad]
 
 

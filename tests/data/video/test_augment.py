@@ -1,7 +1,8 @@
-"""The frames of clips, and the rectangles cut out of them: by hand, and properties of all sizes."""
+"""The frames of clips, and the rectangles cut out of them: by hand, and of all sizes; RandAugment against timm's."""
 
 from __future__ import annotations
 
+from collections import Counter
 from fractions import Fraction
 from itertools import pairwise
 from typing import Any
@@ -10,11 +11,16 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 
 from summit_train.core import rng
 from summit_train.data.video import augment
 from summit_train.data.video.augment import View
+from summit_train.data.video.rand_augment import KINDS, apply_operations, draw_operations
+from summit_train.data.video.render import Frames
 from summit_train.spec import DataSpec
+from summit_train.spec.model_data import RandAugmentSpec
+from tests.timms import draw_from, needs_timm, timm_module
 
 SIDES = st.integers(16, 700)
 each_kind = pytest.mark.parametrize("kind", ["scale_jitter", "multi_scale_crop", "rand_augment"])
@@ -87,18 +93,13 @@ def test_a_box_has_the_drawn_area_and_aspect_and_any_place() -> None:
     assert 0.079 < areas.min() < 0.09 and 0.9 < areas.max() <= 1
     assert 0.74 < aspects.min() < 0.76 and 1.32 < aspects.max() < 1.35
     assert all(left + width <= 400 and top + height <= 300 for (width, height), (left, top) in boxes)
-    corners = {(left == 0, top == 0) for _, (left, top) in boxes}
-    assert len(corners) == 4
+    assert len({(left == 0, top == 0) for _, (left, top) in boxes}) == 4
     # With all of the area and no aspect that fits, the centre: 300 x 4/3 of 600 x 300, 3/4 of a frame that is upright.
     assert augment.draw_box((1.0, 1.0), 600, 300, rng.key(0, "augment")) == ((400, 300), (100, 0))
     assert augment.draw_box((1.0, 1.0), 300, 600, rng.key(0, "augment")) == ((300, 400), (0, 100))
-
-
-def test_the_drawn_box_becomes_the_crop() -> None:
-    # The whole of 100 x 100 becomes 50 x 50; a box of 600 x 300 is its middle 400 x 300, both sides 50.
-    assert _view("rand_augment", 600, 300, 0, crop=60, rand_augment={"crop_area": (1.0, 1.0)}, flip=False) == View(
-        90, 60, 15, 0, 60, 60
-    )
+    # The box becomes the crop: both its sides 60.
+    view = _view("rand_augment", 600, 300, 0, crop=60, rand_augment={"crop_area": (1.0, 1.0)}, flip=False)
+    assert view == View(90, 60, 15, 0, 60, 60)
 
 
 @pytest.mark.parametrize(
@@ -141,11 +142,7 @@ def test_the_opposite_of_a_component_of_flow() -> None:
 # Frames.
 
 
-COUNTS = {
-    "num_video_frames": st.integers(1, 400),
-    "num_frames": st.integers(1, 33),
-    "stride": st.integers(1, 9),
-}
+COUNTS = {"num_video_frames": st.integers(1, 400), "num_frames": st.integers(1, 33), "stride": st.integers(1, 9)}
 
 
 def _train(kind: str, num_video_frames: int, num_frames: int, stride: int, draw: int = 0) -> list[int]:
@@ -253,3 +250,64 @@ def test_clips_of_the_observed_frames() -> None:
     """25 frames, T = 4: a tenth is 3, a half 13 with ticks of 3.25, and all have ticks of 6.25."""
     clips = augment.observed_frames(25, [Fraction(1, 10), Fraction(1, 2), Fraction(1)], 4)
     assert clips.tolist() == [[0, 0, 1, 2], [1, 4, 8, 11], [3, 9, 15, 21]]
+
+
+# RandAugment.
+
+
+VIDEOMAES = RandAugmentSpec()
+GREY = (128, 128, 128)
+
+
+def _clip(draw: int = 0, frames: int = 3) -> Frames:
+    """Smooth colours, the whole range of values, 40 x 56."""
+    generator = rng.key(0, "clip", draw)
+    pictures = [Image.fromarray(generator.integers(0, 256, (6, 8, 3), dtype=np.uint8)) for _ in range(frames)]
+    return np.stack([np.asarray(one.resize((56, 40), Image.Resampling.BICUBIC)) for one in pictures])
+
+
+@needs_timm
+@pytest.mark.parametrize(
+    "spec", [VIDEOMAES, RandAugmentSpec(magnitude=9, layers=2, std=0), RandAugmentSpec(magnitude=3, std=3)]
+)
+def test_clips_are_timms_on_the_same_draws(spec: RandAugmentSpec) -> None:
+    """rand-m7-n4-mstd0.5-inc1 and others, 60 clips each."""
+    timms = timm_module("data.auto_augment")
+    hparams = {"img_mean": GREY, "interpolation": Image.Resampling.BICUBIC, "magnitude_std": spec.std}
+    names = timms.rand_augment_choices("", increasing=True)
+    ops = timms.rand_augment_ops(spec.magnitude, hparams=hparams, transforms=names)
+    used: Counter[str] = Counter()
+    for number in range(60):
+        clip = _clip(number)
+        operations = draw_operations(spec, rng.key(1, "rand_augment", number))
+        found = apply_operations(operations, clip)
+        used.update(name for name, _ in operations)
+        for frame, ours in zip(clip, found, strict=True):
+            draw_from(timms, rng.key(1, "rand_augment", number))  # the same ones for every frame
+            assert np.array_equal(ours, np.asarray(timms.RandAugment(ops, spec.layers)(Image.fromarray(frame))))
+    assert len(used) == 15
+
+
+def test_the_strongest_posterize_keeps_a_bit() -> None:
+    values = np.unique(apply_operations([("posterize", KINDS["posterize"].amount)], _clip()))
+    assert values.tolist() == [0, 128]
+
+
+def test_half_of_the_layers_are_applied_and_every_operation_as_often() -> None:
+    drawn = [draw_operations(VIDEOMAES, rng.key(3, "rand_augment", number)) for number in range(3000)]
+    assert abs(sum(map(len, drawn)) - 6000) < 5 * np.sqrt(3000)  # of 12,000, each with 1/2
+    counts = Counter(name for operations in drawn for name, _ in operations)
+    assert counts.keys() == KINDS.keys() and all(abs(count - 400) < 5 * np.sqrt(400) for count in counts.values())
+    strengths = [10 * abs(by) / KINDS[name].amount for operations in drawn for name, by in operations if by]
+    assert abs(np.mean(strengths) - 7) < 0.05 and abs(np.std(strengths) - 0.5) < 0.05
+    signs = [by > 0 for operations in drawn for name, by in operations if KINDS[name].is_signed]
+    assert abs(np.mean(signs) - 0.5) < 0.05
+
+
+def test_without_operations_the_clip_stays_as_it_is() -> None:
+    clip = _clip()
+    assert draw_operations(RandAugmentSpec(layers=0), rng.key(0, "rand_augment")) == []
+    assert apply_operations([], clip) is clip
+    assert draw_operations(RandAugmentSpec(layers=1), rng.key(0, "x")) == draw_operations(
+        RandAugmentSpec(layers=1), rng.key(0, "x")
+    )

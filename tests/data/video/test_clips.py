@@ -1,4 +1,4 @@
-"""Open clips: the two steps of a read, and what happens where a container is wrong."""
+"""Open clips: the two steps of a read, and what happens where a container is wrong, or a file changes."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 from av.video.frame import VideoFrame
 
+from summit_train.core.files import file_sha256, read_file
 from summit_train.data.loading import read_open
 from summit_train.data.video import clips, source
 from summit_train.data.video.augment import View
 from summit_train.data.video.clips import ArrayClip, ChooseAgain, DerivedClip, PartClip, VideoClip
 from summit_train.data.video.decode import NumberedFrame
 from summit_train.data.video.encode import write_video
-from summit_train.data.video.region import Region
-from summit_train.data.video.source import Budget, DecodeError, Encoded, Limits
-from summit_train.data.video.span import WHOLE, Span
+from summit_train.data.video.source import Budget, DecodeError, Encoded, Limits, load_video
+from summit_train.data.video.span import Span
 from tests.data.clips import all_of, as_film
 
 NUM_FRAMES = 24
@@ -36,42 +36,49 @@ def _numbers(pixels: np.ndarray) -> list[list[int]]:
     return np.rint(pixels.mean((2, 3, 4)) / 10).astype(int).tolist()
 
 
+@pytest.fixture
+def begun(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """What `VideoClip` begins to decode: "start", or the frames of jumps."""
+    found = list[object]()
+    by_jumps, every_frame = clips.frames_by_jumps, clips.every_frame
+    monkeypatch.setattr(clips, "frames_by_jumps", lambda *a, **k: found.append(a[1]) or by_jumps(*a, **k))
+    monkeypatch.setattr(clips, "every_frame", lambda *a: found.append("start") or every_frame(*a))
+    return found
+
+
 @pytest.mark.parametrize("num_frames", [None, NUM_FRAMES])
 def test_a_read_goes_on_from_the_frame_whose_size_was_asked_for(
-    video: Encoded, num_frames: int | None, monkeypatch: pytest.MonkeyPatch
+    video: Encoded, num_frames: int | None, begun: list[object]
 ) -> None:
-    begun = list[str]()
-    by_jumps, every_frame = clips.frames_by_jumps, clips.every_frame
-    monkeypatch.setattr(clips, "frames_by_jumps", lambda *a, **k: begun.append("jumps") or by_jumps(*a, **k))
-    monkeypatch.setattr(clips, "every_frame", lambda *a: begun.append("start") or every_frame(*a))
     frames = np.array([[7, 3, 3], [20, 4, 5]])
     with VideoClip(video, num_frames) as opened:
         assert opened.num_frames == NUM_FRAMES
         assert opened.size(frames) == (48, 32)
         assert _numbers(opened.read(frames, [all_of(48, 32)])) == frames.tolist()
-        assert begun == ["start" if num_frames is None else "jumps"]
+        assert begun == ["start" if num_frames is None else [3, 4, 5, 7, 20]]
         assert _numbers(opened.read(frames, [all_of(48, 32)])) == frames.tolist()
 
 
-def test_later_reads_decode_on_and_jump_back(video: Encoded, monkeypatch: pytest.MonkeyPatch) -> None:
-    begun = list[object]()
-    by_jumps, every_frame = clips.frames_by_jumps, clips.every_frame
-    monkeypatch.setattr(clips, "frames_by_jumps", lambda *a, **k: begun.append(a[1]) or by_jumps(*a, **k))
-    monkeypatch.setattr(clips, "every_frame", lambda *a: begun.append("start") or every_frame(*a))
+@pytest.mark.parametrize(
+    ("skipped", "reads", "starts"),
+    [
+        (1000, ([0, 23], [0, 1, 2], [3, 4], [9, 23], [1, 2]), [[0, 23], "start", [1, 2]]),
+        (10, ([20], [1, 2], [12], [23], [22]), [[20], "start", [23]]),  # a read far ahead jumps too
+    ],
+)
+def test_later_reads_decode_on_and_jump(
+    video: Encoded,
+    begun: list[object],
+    monkeypatch: pytest.MonkeyPatch,
+    skipped: int,
+    reads: Sequence[list[int]],
+    starts: list[object],
+) -> None:
+    monkeypatch.setattr(clips, "_MAX_SKIPPED_FRAMES", skipped)
     with VideoClip(video, NUM_FRAMES) as opened:
-        for numbers in ([0, 23], [0, 1, 2], [3, 4], [9, 23], [1, 2]):
+        for numbers in reads:
             assert _numbers(opened.read(np.array([numbers]), [all_of(48, 32)])) == [numbers]
-    assert begun == [[0, 23], "start", [1, 2]]
-
-
-def test_a_later_read_far_ahead_jumps(video: Encoded, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clips, "_MAX_SKIPPED_FRAMES", 10)
-    jumps, by_jumps = list[list[int]](), clips.frames_by_jumps
-    monkeypatch.setattr(clips, "frames_by_jumps", lambda *a, **k: jumps.append(a[1]) or by_jumps(*a, **k))
-    with VideoClip(video, NUM_FRAMES) as opened:
-        for numbers in ([20], [1, 2], [12], [23], [22]):
-            assert _numbers(opened.read(np.array([numbers]), [all_of(48, 32)])) == [numbers]
-    assert jumps == [[20], [23]]
+    assert begun == starts
 
 
 def test_the_time_in_which_a_process_was_stopped_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,26 +164,10 @@ def test_frames_of_another_size_after_a_jump_that_failed_are_cropped_anew(
     assert (decoded.size, decoded.pixels.shape, _numbers(decoded.pixels)) == ((48, 32), (1, 2, 32, 48, 3), [[5, 6]])
 
 
-def test_a_clip_played_backwards_is_chosen_in_order_of_playing() -> None:
-    with ArrayClip(PIXELS) as opened:
-        decoded = read_open(opened, lambda n: np.array([[0, 1, n - 1]]), lambda w, h: [all_of(w, h)], is_reversed=True)
-    assert decoded.frames.tolist() == _numbers(decoded.pixels) == [[23, 22, 0]]
-
-
 @pytest.mark.parametrize("numbers", [[], [-1], [NUM_FRAMES]])
 def test_frames_that_are_not_there_are_a_mistake_of_the_caller(numbers: list[int]) -> None:
     with ArrayClip(PIXELS) as opened, pytest.raises(ValueError, match="chosen of 24 do not lie among them"):
         opened.read(np.array([numbers], np.int64), [all_of(48, 32)])
-
-
-def test_a_region_has_its_own_size_and_is_checked_against_the_frame() -> None:
-    frames, region = np.array([[3]]), Region(8, 4, 20, 10)
-    with PartClip(ArrayClip(PIXELS), WHOLE, "a.mp4", region, "list.csv:2") as opened:
-        assert (opened.num_frames, opened.size(frames)) == (NUM_FRAMES, (20, 10))
-        assert opened.read(frames, [View(20, 10, 2, 3, 5, 6)]).shape == (1, 1, 6, 5, 3)
-    outside = PartClip(ArrayClip(PIXELS), WHOLE, "a.mp4", Region(29, 4, 20, 10), "list.csv:2")
-    with pytest.raises(DecodeError, match=r"a.mp4: its region, 20 x 10 pixels at 29, 4, exceeds .* \(list.csv:2"):
-        outside.size(frames)
 
 
 def test_what_is_made_of_a_clip_closes_it(video: Encoded) -> None:
@@ -185,3 +176,21 @@ def test_what_is_made_of_a_clip_closes_it(video: Encoded) -> None:
         assert derived.num_frames == NUM_FRAMES
         opened.size(np.array([[3]]))
     assert opened._begun is None
+
+
+def test_a_file_that_is_written_while_it_is_read_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.mp4"
+    path.write_bytes(b"old bytes")
+    video = Encoded(str(path), state=Encoded(str(path)).check())
+    assert load_video(str(path), None).content == b"old bytes" and video.sha256() == file_sha256(path)
+
+    def read_then_written(name: str) -> bytes:
+        content = read_file(name)
+        path.write_bytes(b"more bytes than before")
+        return content
+
+    monkeypatch.setattr(source, "read_file", read_then_written)
+    with pytest.raises(DecodeError, match=r"a\.mp4: has changed while it was read"):
+        load_video(str(path), None)
+    with pytest.raises(DecodeError, match=r"a\.mp4: has changed while it was read"):
+        video.sha256()

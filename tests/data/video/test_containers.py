@@ -14,7 +14,6 @@ from av.packet import Packet
 from summit_train.data.check import examine, index_clips
 from summit_train.data.manifest import ManifestRow, read_manifest, write_manifest
 from summit_train.data.manifest.files import FileStore
-from summit_train.data.video import clips
 from summit_train.data.video.encode import write_video
 from summit_train.data.video.source import VideoInfo
 from tests.data.clips import (
@@ -93,14 +92,14 @@ def test_packets_that_are_called_key_frames_and_are_none_are_not_believed(
     write_video(one, frames, codec=codec, b_frames=0, key_every=24)
     assert _wrong_frames(one, NUM_FRAMES) == []
     _remux(one, changed, _call_it_key)
-    assert _wrong_frames(changed, NUM_FRAMES) == []
+    assert _wrong_frames(changed, NUM_FRAMES) == _wrong_frames(changed, NUM_FRAMES, is_checked=True) == []
 
 
-def test_a_number_of_packets_is_not_believed_where_one_may_hold_no_frame(tmp_path: Path) -> None:
-    """As OpenCV counts the frames of an MPEG-4 video. A packet that is not coded says "as before"."""
-    write_grey(tmp_path / "whole.avi", "mpeg4", b_frames=0)
-    not_coded = b"\0\0\1\xb6" + int("0101010011001111", 2).to_bytes(2, "big")
-    with av.open(str(tmp_path / "whole.avi")) as old, av.open(str(tmp_path / "more.avi"), "w") as new:
+def write_not_coded(folder: Path, key_every: int) -> Path:
+    """MPEG-4 as DivX writes it: the tenth of 49 packets says "as before" and holds no frame."""
+    write_grey(folder / "whole.avi", "mpeg4", b_frames=0)
+    not_coded = b"\0\0\1\xb6" + int("0101010011001111", 2).to_bytes(2, "big")  # P, no second, time 9, not coded
+    with av.open(str(folder / "whole.avi")) as old, av.open(str(folder / "more.avi"), "w") as new:
         stream = new.add_stream_from_template(old.streams.video[0])
         contents = [bytes(packet) for packet in old.demux(video=0) if packet.size]
         for number, content in enumerate([*contents[:9], not_coded, *contents[9:]]):
@@ -108,20 +107,18 @@ def test_a_number_of_packets_is_not_believed_where_one_may_hold_no_frame(tmp_pat
             packet.pts = packet.dts = number
             packet.stream = stream
             packet.time_base = stream.time_base
-            packet.is_keyframe = number in (0, 13, 25, 37)
+            packet.is_keyframe = number == 0 or (number > 9 and number % key_every == 1)
             new.mux(packet)
-    right = read_clip(tmp_path / "more.avi", lambda n: np.arange(NUM_FRAMES), all_of)
+    return folder / "more.avi"
+
+
+def test_a_number_of_packets_is_not_believed_where_one_may_hold_no_frame(tmp_path: Path) -> None:
+    """As OpenCV counts the frames of an MPEG-4 video."""
+    path = write_not_coded(tmp_path, key_every=12)
+    right = read_clip(path, lambda n: np.arange(NUM_FRAMES), all_of)
     for number in range(NUM_FRAMES):
-        (frame,) = read_clip(tmp_path / "more.avi", lambda n, i=number: np.array([i]), all_of, NUM_FRAMES + 1)
+        (frame,) = read_clip(path, lambda n, i=number: np.array([i]), all_of, NUM_FRAMES + 1)
         assert np.array_equal(frame, right[number]), number
-
-
-@pytest.fixture
-def from_start(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The videos that were decoded from their start."""
-    names, every_frame = list[str](), clips.every_frame
-    monkeypatch.setattr(clips, "every_frame", lambda video, *a: names.append(video.name) or every_frame(video, *a))
-    return names
 
 
 @pytest.mark.parametrize("film", [False, True])
@@ -237,18 +234,9 @@ def test_the_track_is_that_which_ffmpeg_takes(
 
 @pytest.mark.parametrize("is_reversed", [False, True])
 def test_a_packet_without_a_frame_is_not_counted(tmp_path: Path, is_reversed: bool) -> None:
-    """As DivX writes for "as before". The frames that are chosen are those that a list with num_frames gives."""
-    not_coded = int(f"01 0 1 {9:05b} 1 0 01111".replace(" ", ""), 2)  # P, no second, marker, time, marker, not coded
-    write_grey(tmp_path / "whole.avi", "mpeg4", b_frames=0)
-    with av.open(str(tmp_path / "whole.avi")) as old, av.open(str(tmp_path / "more.avi"), "w") as new:
-        stream = new.add_stream_from_template(old.streams.video[0])
-        contents = [bytes(packet) for packet in old.demux(video=0) if packet.size]
-        for number, content in enumerate([*contents[:9], b"\0\0\1\xb6" + not_coded.to_bytes(2, "big"), *contents[9:]]):
-            packet = Packet(content)
-            packet.pts = packet.dts = number
-            packet.stream, packet.time_base, packet.is_keyframe = stream, stream.time_base, number == 0
-            new.mux(packet)
-    assert probe(tmp_path / "more.avi").num_frames == NUM_FRAMES
+    """The frames that are chosen are those that a list with num_frames gives."""
+    path = write_not_coded(tmp_path, key_every=NUM_FRAMES)
+    assert probe(path).num_frames == NUM_FRAMES
     seen = list[int]()
 
     def last_third(number: int) -> np.ndarray:
@@ -256,5 +244,5 @@ def test_a_packet_without_a_frame_is_not_counted(tmp_path: Path, is_reversed: bo
         frames = np.array([number // 3, 2 * number // 3])
         return number - 1 - frames if is_reversed else frames
 
-    clips = [read_clip(tmp_path / "more.avi", last_third, all_of, known) for known in (None, NUM_FRAMES)]
-    assert np.array_equal(*clips) and seen[-1] == NUM_FRAMES and seen[0] == NUM_FRAMES + 1
+    shown = [read_clip(path, last_third, all_of, known) for known in (None, NUM_FRAMES)]
+    assert np.array_equal(*shown) and seen[-1] == NUM_FRAMES and seen[0] == NUM_FRAMES + 1

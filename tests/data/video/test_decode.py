@@ -22,7 +22,7 @@ from summit_train.data.video.encode import write_video
 from summit_train.data.video.render import Renderer
 from summit_train.data.video.source import LIMITS, Budget, DecodeError, Encoded, Limits, PacketIndex
 from summit_train.data.video.span import WHOLE, Span
-from tests.data.clips import CLIPS, all_of, as_film, needs_clips, probe, read_clip, write_sound
+from tests.data.clips import CLIPS, all_of, as_film, needs_clips, probe, read_clip, write_as, write_sound
 
 Frames = NDArray[np.uint8]
 NUM_FRAMES = 40
@@ -92,7 +92,7 @@ def test_frame_i_is_the_ith_in_presentation_order(
 ) -> None:
     if options.get("codec", "mpeg4") not in av.codecs_available:
         pytest.skip(f"this PyAV has no {options['codec']}")
-    write_video(tmp_path / name, _numbered(), **options)
+    write_as(tmp_path / name, _numbered(), **options)
     known = NUM_FRAMES if seek else None
     in_memory, whole = Encoded(name, (tmp_path / name).read_bytes()), read_clip(tmp_path / name, _every, all_of)
     film = as_film(tmp_path / name, known)
@@ -124,6 +124,9 @@ def _index(packets: list[tuple[int | None, bool, bool]]) -> PacketIndex:
         ([9], [(slice(8, 11), {90: 9})]),  # from its key frame
         ([6, 7], [(slice(4, 8), {60: 6, 70: 7})]),  # frame 7 is decoded before frames 5 and 6
         ([2, 5], [(slice(0, 7), {20: 2, 50: 5})]),  # too short a jump
+        ([8], [(slice(8, 9), {80: 8})]),
+        ([4, 8], [(slice(4, 9), {40: 4, 80: 8})]),
+        ([3, 8], [(slice(0, 2), {30: 3}), (slice(8, 9), {80: 8})]),
         ([10, 0], [(slice(0, 1), {0: 0}), (slice(8, 12), {100: 10})]),
     ],
 )
@@ -195,7 +198,7 @@ def test_an_avi_that_begins_to_reorder_its_frames_late_is_decoded_from_its_start
             container.mux(stream.encode(frame))
         container.mux(stream.encode(None))
     choose = _these(200, 203, 206, 209)
-    assert np.array_equal(read_clip(path, choose, all_of, 220), read_clip(path, choose, all_of))
+    assert np.array_equal(read_clip(path, choose, all_of, 220, is_checked=True), read_clip(path, choose, all_of))
 
 
 def test_a_large_file_is_decoded_from_its_start(video: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,10 +229,10 @@ def test_views_are_crops_of_the_scaled_picture_clip_by_clip(video: Path) -> None
     np.testing.assert_array_equal(views[3], whole[[2, 0], 2:14, 14:][:, :, ::-1])
 
 
-@pytest.mark.parametrize(("degrees", "turns"), [(90, 1), (180, 2), (-90, 3)])
+@pytest.mark.parametrize(("degrees", "turns"), [(90, 1), (-90, 3)])
 def test_the_display_matrix_turns_pictures_upright(tmp_path: Path, degrees: int, turns: int) -> None:
     write_video(tmp_path / "stored.mp4", _numbered(14))
-    write_video(tmp_path / "turned.mp4", _numbered(14), rotation=degrees)
+    write_as(tmp_path / "turned.mp4", _numbered(14), rotation=degrees)
     stored = read_clip(tmp_path / "stored.mp4", _every, all_of, 14)
     upright = read_clip(tmp_path / "turned.mp4", _every, all_of, 14)
     np.testing.assert_array_equal(upright, np.rot90(stored, turns, (1, 2)))  # counterclockwise
@@ -239,14 +242,6 @@ def test_the_display_matrix_turns_pictures_upright(tmp_path: Path, degrees: int,
     with av.open(str(tmp_path / "turned.mp4")) as container:
         assert abs(next(container.decode(video=0)).rotation) == abs(degrees)
     assert (info.width, info.height) == upright.shape[2:0:-1]
-
-
-def test_odd_sides(tmp_path: Path) -> None:
-    frames = np.full((3, 31, 47, 3), 70, np.uint8)
-    write_video(tmp_path / "odd.mp4", frames)
-    clip = read_clip(tmp_path / "odd.mp4", _every, lambda w, h: View(w, h, 1, 1, w - 2, h - 2), 3)
-    assert clip.shape == (3, 29, 45, 3)
-    np.testing.assert_allclose(clip, 70, atol=2)
 
 
 @pytest.mark.parametrize(
@@ -294,11 +289,7 @@ NO_VIDEO = "is not a video in a supported format"
 def test_what_is_no_video_says_why(tmp_path: Path, make: Callable[[Path], object], reason: str) -> None:
     path = tmp_path / "thing.mp4"
     make(path)
-    for read in (
-        probe,
-        lambda path: read_clip(path, _every, all_of),
-        lambda path: read_clip(path, _every, all_of, 9),
-    ):
+    for read in (probe, lambda path: read_clip(path, _every, all_of), lambda path: read_clip(path, _every, all_of, 9)):
         with pytest.raises(DecodeError, match=reason) as caught:
             read(path)
         assert caught.value.path == str(path) and str(path) in str(caught.value)
@@ -323,7 +314,7 @@ def test_names_are_names(tmp_path: Path, video: Path, name: str, monkeypatch: py
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="no /proc to read the memory from")
 def test_memory_stays_flat_also_without_the_garbage_collector(tmp_path: Path) -> None:
-    write_video(tmp_path / "a.mp4", _numbered(8), rotation=90)
+    write_as(tmp_path / "a.mp4", _numbered(8), rotation=90)
 
     def read(times: int) -> int:
         for _ in range(times):
@@ -390,16 +381,6 @@ def test_a_video_beyond_a_limit_is_refused(video: Path, limits: Limits, reason: 
             read_clip(video, lambda n: np.array([n - 1]), all_of, count, limits=limits)
     with pytest.raises(DecodeError, match=reason):
         probe(video, limits)
-
-
-def test_the_time_in_which_a_process_was_stopped_does_not_count() -> None:
-    budget = Budget("a.mp4", Limits(seconds=20))
-    budget.check()
-    budget._checked -= 1000  # type: ignore[operator]
-    budget.check()  # ten seconds of those count
-    budget._checked -= 11  # type: ignore[operator]
-    with pytest.raises(DecodeError, match="takes longer than 20 s to read"):
-        budget.check()
 
 
 def test_the_decoder_itself_refuses_a_size_that_only_comes_later(tmp_path: Path) -> None:

@@ -27,9 +27,8 @@ def name() -> str:
 
 
 @pytest.fixture
-def store(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FileStore:
+def store(name: str, tmp_path: Path, kept_indexes: Path, monkeypatch: pytest.MonkeyPatch) -> FileStore:
     """A film of 300 frames, a key frame every 12."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(films, "_MIN_FRAMES", NUM_FRAMES)
     frames = np.random.default_rng(0).integers(0, 256, (NUM_FRAMES, 16, 32, 3), np.uint8)
     write_video(tmp_path / name, frames, b_frames=0 if name == "a.avi" else 2)
@@ -48,10 +47,13 @@ def _clip(store: FileStore, *numbers: int) -> np.ndarray:
 
 @pytest.mark.parametrize("name", ["a.mp4", "a.mkv", "a.avi", "a.ts"])
 def test_a_later_clip_reads_the_packets_from_its_key_frame_alone(
-    store: FileStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: FileStore, kept_indexes: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole, demuxed, packets = _clip(store, *range(NUM_FRAMES)), decode.demuxed, list[int]()
-    file_sha256, hashed = source.file_sha256, list[str]()
+    whole = _clip(store, *range(NUM_FRAMES))
+    demuxed = decode.demuxed
+    packets = list[int]()
+    file_sha256 = source.file_sha256
+    hashed = list[str]()
     for module in (decode, films):
         monkeypatch.setattr(module, "demuxed", lambda *a: (packets.append(p.size) or p for p in demuxed(*a)))
     monkeypatch.setattr(source, "file_sha256", lambda path: hashed.append(path) or file_sha256(path))
@@ -62,25 +64,25 @@ def test_a_later_clip_reads_the_packets_from_its_key_frame_alone(
             np.testing.assert_array_equal(_clip(one, *numbers), whole[numbers])
             assert len(packets) < 60
         assert len(hashed) == num_hashed
-    (kept,) = (tmp_path / "cache/summit_train/films").iterdir()
+    (kept,) = kept_indexes.iterdir()
     assert kept.stat().st_mode & 0o777 == 0o600 and kept.parent.stat().st_mode & 0o777 == 0o700
 
 
 def test_indexing_a_set_keeps_the_indexes_of_its_films(
-    store: FileStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: FileStore, tmp_path: Path, kept_indexes: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert not isinstance(examine(str(tmp_path), "a.mp4"), DecodeError)
-    assert len(list((tmp_path / "cache/summit_train/films").iterdir())) == 1
+    assert len(list(kept_indexes.iterdir())) == 1
     monkeypatch.setattr(films, "demuxed", lambda *_: pytest.fail("it is indexed again"))
     assert Films().load(store.path(0), None, NUM_FRAMES, LIMITS).index is not None
 
 
 @pytest.mark.parametrize("name", ["a\x1b.mp4"])
 def test_what_is_kept_of_a_file_that_has_changed_is_made_again(
-    store: FileStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    store: FileStore, tmp_path: Path, kept_indexes: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     first = _clip(store, 290)
-    (kept,) = (tmp_path / "cache/summit_train/films").iterdir()
+    (kept,) = kept_indexes.iterdir()
     kept.write_bytes(kept.read_bytes()[:1000])  # damaged
     np.testing.assert_array_equal(_clip(_opened(tmp_path, "a\x1b.mp4"), 290), first)
     write_video(tmp_path / "a\x1b.mp4", np.full((NUM_FRAMES, 16, 32, 3), 90, np.uint8))
@@ -108,29 +110,35 @@ def test_a_film_that_changes_while_it_is_read_is_an_error(store: FileStore, tmp_
 def test_without_a_cache_on_disk_there_is_one_note(
     store: FileStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    first = _clip(store, 290)
-    monkeypatch.setenv("XDG_CACHE_HOME", os.devnull)
-    known = Films()
-    for name in ("b.mp4", "c.mp4"):
-        (tmp_path / name).write_bytes((tmp_path / "a.mp4").read_bytes())
-        assert known.load(str(tmp_path / name), None, NUM_FRAMES, LIMITS).index is not None
-    np.testing.assert_array_equal(_clip(_opened(tmp_path, "b.mp4"), 290), first)
-    assert len(caplog.messages) == 2 and all("(Not a directory); set XDG_CACHE_HOME" in one for one in caplog.messages)
+    (tmp_path / "b.mp4").write_bytes((tmp_path / "a.mp4").read_bytes())
+    for folder, why in (
+        (os.devnull, "(Not a directory); set XDG_CACHE_HOME"),
+        ("~no-such-user/cache", "cannot be kept: ~no-such-user/cache (the user has no home folder; set XDG_CACHE_HOME"),
+    ):
+        caplog.clear()
+        monkeypatch.setenv("XDG_CACHE_HOME", folder)
+        known = Films()
+        for name in ("a.mp4", "b.mp4"):
+            assert known.load(str(tmp_path / name), None, NUM_FRAMES, LIMITS).index is not None
+        (message,) = caplog.messages
+        assert why in message
 
 
-def test_copies_of_a_film_that_nodes_have_at_one_path_have_an_index_each(store: FileStore, tmp_path: Path) -> None:
-    film, kept = tmp_path / "a.mp4", tmp_path / "cache/summit_train/films"
-    copy, other = tmp_path / "copy.mp4", tmp_path / "other.mp4"
+def test_copies_of_a_film_that_nodes_have_at_one_path_have_an_index_each(store: FileStore, kept_indexes: Path) -> None:
+    film = Path(store.path(0))
+    copy = film.with_name("copy.mp4")
     copy.write_bytes(film.read_bytes())
     for num_kept in (1, 2, 2):
         assert Films().load(str(film), None, NUM_FRAMES, LIMITS).index is not None
-        assert len(list(kept.iterdir())) == num_kept
-        film.rename(other), copy.rename(film), other.rename(copy)
+        assert len(list(kept_indexes.iterdir())) == num_kept
+        film.rename(film.with_name("other.mp4"))
+        copy.rename(film)
+        film.with_name("other.mp4").rename(copy)
 
 
-def test_an_index_of_other_types_or_lengths_is_made_again(store: FileStore, tmp_path: Path) -> None:
+def test_an_index_of_other_types_or_lengths_is_made_again(store: FileStore, tmp_path: Path, kept_indexes: Path) -> None:
     first = _clip(store, 290)
-    (kept,) = (tmp_path / "cache/summit_train/films").iterdir()
+    (kept,) = kept_indexes.iterdir()
     with np.load(kept) as file:
         whole = dict(file)
     for wrong in ({"places": whole["places"][1:]}, {"times": whole["times"] / 2}, {"starts": whole["starts"][None]}):
@@ -140,27 +148,19 @@ def test_an_index_of_other_types_or_lengths_is_made_again(store: FileStore, tmp_
             assert all(np.array_equal(file[name], whole[name]) for name in whole)
 
 
-def test_without_a_home_folder_there_is_a_note(
-    store: FileStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_what_is_kept_is_bounded(
+    store: FileStore, tmp_path: Path, kept_indexes: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", "~no-such-user/cache")
-    assert Films().load(str(tmp_path / "a.mp4"), None, NUM_FRAMES, LIMITS).index is not None
-    assert "cannot be kept: ~no-such-user/cache (the user has no home folder; set XDG_CACHE_HOME" in caplog.text
-
-
-def test_what_is_kept_is_bounded(store: FileStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _clip(store, 290)
-    (kept,) = (tmp_path / "cache/summit_train/films").iterdir()
+    (kept,) = kept_indexes.iterdir()
     monkeypatch.setattr(films, "_MAX_BYTES", 2 * kept.stat().st_size)
     monkeypatch.setattr(films, "_MAX_INDEXES", 2)
     os.utime(kept, (0, 0))
     known = Films()
-    for place, name in enumerate(("b.mp4", "c.mp4", "d.mp4")):
+    names = ["b.mp4", "c.mp4", "d.mp4"]
+    for place, name in enumerate(names, 1):
         (tmp_path / name).write_bytes((tmp_path / "a.mp4").read_bytes())
         known.load(str(tmp_path / name), None, NUM_FRAMES, LIMITS)
-        assert len(list((tmp_path / "cache/summit_train/films").iterdir())) == 2
-        assert len(known._indexes) == min(place + 1, 2)
-    assert not kept.exists() and [film.name for film in known._indexes] == [
-        str(tmp_path / "c.mp4"),
-        str(tmp_path / "d.mp4"),
-    ]
+        assert len(list(kept_indexes.iterdir())) == 2
+        assert [Path(film.name).name for film in known._indexes] == names[max(0, place - 2) : place]
+    assert not kept.exists()

@@ -19,9 +19,7 @@ def textured(height: int, width: int, seed: int = 0) -> NDArray[np.uint8]:
     y, x = np.mgrid[:height, :width]
     angles, lengths, phases = generator.uniform(0, [[2 * np.pi], [1], [2 * np.pi]], (3, 40))
     wave = 2 * np.pi / (8 + 52 * lengths)
-    total = np.cos(
-        wave * (np.cos(angles) * x[..., None] + np.sin(angles) * y[..., None]) + phases,
-    ).sum(-1)
+    total = np.cos(wave * (np.cos(angles) * x[..., None] + np.sin(angles) * y[..., None]) + phases).sum(-1)
     total = (total - total.min()) / (total.max() - total.min())
     return np.rint(255 * total).astype(np.uint8)
 

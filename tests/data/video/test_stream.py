@@ -15,18 +15,11 @@ from numpy.typing import NDArray
 from summit_train.data.video.encode import write_video
 from summit_train.data.video.render import Renderer, upright_size
 from summit_train.data.video.source import DecodeError
-from summit_train.data.video.stream import (
-    Reading,
-    StreamFrame,
-    duration_of,
-    file_frames,
-    pipe_frames,
-    raw_frames,
-)
-from tests.data.clips import CLIPS, all_of, needs_clips, read_clip
+from summit_train.data.video.stream import Progress, StreamFrame, duration_of, file_frames, pipe_frames, raw_frames
+from tests.data.clips import CLIPS, all_of, needs_clips, read_clip, write_as
 
 Frames = NDArray[np.uint8]
-Read = Callable[[Path, Reading], Iterator[StreamFrame]]
+Read = Callable[[Path, Progress], Iterator[StreamFrame]]
 NUM_FRAMES = 30
 
 
@@ -52,12 +45,12 @@ def noise(num_frames: int = NUM_FRAMES, height: int = 32, width: int = 48) -> Fr
     return np.random.default_rng(5).integers(0, 256, (num_frames, height, width, 3), np.uint8)
 
 
-def of_file(path: Path, reading: Reading) -> Iterator[StreamFrame]:
-    return file_frames(str(path), reading)
+def of_file(path: Path, progress: Progress) -> Iterator[StreamFrame]:
+    return file_frames(str(path), progress)
 
 
-def of_pipe(path: Path, reading: Reading) -> Iterator[StreamFrame]:
-    return pipe_frames(Arriving(path.read_bytes()), reading)
+def of_pipe(path: Path, progress: Progress) -> Iterator[StreamFrame]:
+    return pipe_frames(Arriving(path.read_bytes()), progress)
 
 
 def pictures(frames: Iterator[StreamFrame]) -> Frames:
@@ -89,18 +82,18 @@ each_way = pytest.mark.parametrize("read", [of_file, of_pipe])
 def test_every_frame_comes_once_in_order(tmp_path: Path, read: Read, name: str, options: dict[str, object]) -> None:
     if options.get("codec", "mpeg4") not in av.codecs_available:
         pytest.skip(f"this PyAV has no {options['codec']}")
-    write_video(tmp_path / name, noise(), **options)
-    reading = Reading()
-    frames = list(read(tmp_path / name, reading))
+    write_as(tmp_path / name, noise(), **options)
+    progress = Progress()
+    frames = list(read(tmp_path / name, progress))
     assert [frame.number for frame in frames] == list(range(NUM_FRAMES))
     assert [frame.seconds for frame in frames] == pytest.approx([n / 25 for n in range(NUM_FRAMES)], abs=1e-3)
     assert (pictures(iter(frames)) == stored(tmp_path / name)).all()
-    assert reading == Reading(NUM_FRAMES, 0, None, Fraction(25))
+    assert progress == Progress(NUM_FRAMES, 0, None, Fraction(25))
 
 
 def test_times_are_the_containers(tmp_path: Path) -> None:
-    write_video(tmp_path / "a.mkv", noise(4), 10, times=[5, 15, 35, 36])
-    frames = list(of_file(tmp_path / "a.mkv", Reading()))
+    write_as(tmp_path / "a.mkv", noise(4), 10, times=[5, 15, 35, 36])
+    frames = list(of_file(tmp_path / "a.mkv", Progress()))
     assert [frame.seconds for frame in frames] == pytest.approx([0, 1.0, 3.0, 3.1])
 
 
@@ -120,7 +113,7 @@ def test_the_duration_follows_the_frames_times(times: list[tuple[int, int]], sec
 def test_a_pipe_is_read_as_far_as_it_is_needed(tmp_path: Path) -> None:
     write_video(tmp_path / "a.mkv", noise(80, 64, 64), b_frames=0)
     pipe = Arriving((tmp_path / "a.mkv").read_bytes())
-    frames = pipe_frames(pipe, Reading())
+    frames = pipe_frames(pipe, Progress())
     next(frames)
     assert 0 < pipe.given < (tmp_path / "a.mkv").stat().st_size / 2
     frames.close()
@@ -128,9 +121,9 @@ def test_a_pipe_is_read_as_far_as_it_is_needed(tmp_path: Path) -> None:
 
 def test_an_mp4_with_its_index_behind_is_refused_on_a_pipe(tmp_path: Path) -> None:
     write_video(tmp_path / "a.mp4", noise(30))
-    assert len(list(of_file(tmp_path / "a.mp4", Reading()))) == 30
+    assert len(list(of_file(tmp_path / "a.mp4", Progress()))) == 30
     with pytest.raises(DecodeError, match=r"standard input: no frame of this mp4 .* pipe matroska, mpegts"):
-        list(of_pipe(tmp_path / "a.mp4", Reading()))
+        list(of_pipe(tmp_path / "a.mp4", Progress()))
 
 
 @each_way
@@ -139,10 +132,10 @@ def test_a_cut_stream_gives_what_was_whole(tmp_path: Path, read: Read, name: str
     write_video(tmp_path / name, noise(), b_frames=0, **({"codec": "mpeg4"} if name == "a.avi" else {}))
     all_of_it, content = stored(tmp_path / name), (tmp_path / name).read_bytes()
     (tmp_path / name).write_bytes(content[: len(content) * 3 // 5])
-    reading = Reading()
-    ours = pictures(read(tmp_path / name, reading))
-    assert reading.damage is not None
-    assert NUM_FRAMES / 4 < len(ours) == reading.num_frames - reading.num_damaged < NUM_FRAMES * 3 / 4
+    progress = Progress()
+    ours = pictures(read(tmp_path / name, progress))
+    assert progress.damage is not None
+    assert NUM_FRAMES / 4 < len(ours) == progress.num_frames - progress.num_damaged < NUM_FRAMES * 3 / 4
     assert (ours == all_of_it[: len(ours)]).all()
 
 
@@ -152,19 +145,19 @@ def test_damage_in_the_middle_is_counted_and_the_rest_goes_on(tmp_path: Path) ->
     half = len(content) // 2
     content[half : half + 400] = bytes(byte ^ 0x5A for byte in content[half : half + 400])
     (tmp_path / "a.avi").write_bytes(content)
-    reading = Reading()
-    numbers = [frame.number for frame in of_file(tmp_path / "a.avi", reading)]
-    assert reading.damage is not None and 0 < reading.num_damaged < 4
-    assert len(numbers) == reading.num_frames - reading.num_damaged and numbers[-1] == reading.num_frames - 1
+    progress = Progress()
+    numbers = [frame.number for frame in of_file(tmp_path / "a.avi", progress)]
+    assert progress.damage is not None and 0 < progress.num_damaged < 4
+    assert len(numbers) == progress.num_frames - progress.num_damaged and numbers[-1] == progress.num_frames - 1
 
 
 def test_raw_frames_are_their_pixels() -> None:
-    reading, content = Reading(), noise(5)
-    frames = list(raw_frames(Arriving(content.tobytes()), (48, 32), Fraction(30000, 1001), reading))
+    progress, content = Progress(), noise(5)
+    frames = list(raw_frames(Arriving(content.tobytes()), (48, 32), Fraction(30000, 1001), progress))
     assert [frame.seconds for frame in frames] == pytest.approx([n * 1001 / 30000 for n in range(5)])
     assert (pictures(iter(frames)) == content).all()
-    assert reading == Reading(5, 0, None, Fraction(30000, 1001))
-    cut = Reading()
+    assert progress == Progress(5, 0, None, Fraction(30000, 1001))
+    cut = Progress()
     assert len(list(raw_frames(Arriving(content.tobytes()[:-100]), (48, 32), Fraction(25), cut))) == cut.num_frames == 4
     assert cut.damage == "ends in the middle of frame 4: 4,508 of its 4,608 bytes"
 
@@ -181,18 +174,18 @@ def test_raw_frames_are_their_pixels() -> None:
     ],
 )
 def test_what_is_not_a_video_or_a_raw_frame(content: bytes, size: tuple[int, int] | None, reason: str) -> None:
-    pipe, reading = Arriving(content), Reading()
+    pipe, progress = Arriving(content), Progress()
     with pytest.raises(DecodeError, match=reason):
-        list(pipe_frames(pipe, reading) if size is None else raw_frames(pipe, size, Fraction(25), reading))
+        list(pipe_frames(pipe, progress) if size is None else raw_frames(pipe, size, Fraction(25), progress))
 
 
 def test_a_video_without_a_whole_frame(tmp_path: Path) -> None:
     write_video(tmp_path / "a.mkv", noise(1))
     content = (tmp_path / "a.mkv").read_bytes()
     with pytest.raises(DecodeError, match="standard input: "):
-        list(pipe_frames(Arriving(content[: len(content) * 2 // 3]), Reading()))
+        list(pipe_frames(Arriving(content[: len(content) * 2 // 3]), Progress()))
     with pytest.raises(DecodeError, match="No such file"):
-        list(file_frames(str(tmp_path / "none.mkv"), Reading()))
+        list(file_frames(str(tmp_path / "none.mkv"), Progress()))
 
 
 def test_an_interrupt_within_ffmpeg_is_not_lost(tmp_path: Path) -> None:
@@ -206,11 +199,11 @@ def test_an_interrupt_within_ffmpeg_is_not_lost(tmp_path: Path) -> None:
             return super().read(size)
 
     for given in (0, len(content)):  # while it plays, and while it is opened
-        pipe, reading = Interrupted(content), Reading()
+        pipe, progress = Interrupted(content), Progress()
         pipe.given = given
         with pytest.raises(KeyboardInterrupt):
-            list(pipe_frames(pipe, reading))
-        assert (reading.num_frames > 10) == (given == 0)
+            list(pipe_frames(pipe, progress))
+        assert (progress.num_frames > 10) == (given == 0)
 
 
 @needs_clips
@@ -225,7 +218,7 @@ def test_real_clips_of_many_codecs(read: Read) -> None:
         ("27_exo_fragmented.mp4", 30),
         ("38_asl_again_mkv_fullrange.mkv", 77),
     ):
-        reading = Reading()
-        seconds = [frame.seconds for frame in read(CLIPS / "codecs" / name, reading)]
-        assert (len(seconds), reading.damage) == (num_frames, None), name
+        progress = Progress()
+        seconds = [frame.seconds for frame in read(CLIPS / "codecs" / name, progress)]
+        assert (len(seconds), progress.damage) == (num_frames, None), name
         assert seconds == sorted(seconds) and seconds[0] == 0, name

@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 from summit_train.core.comm import World
 from summit_train.data.dataset import Dataset
 from summit_train.data.manifest import ManifestRow, write_manifest
-from summit_train.data.video.encode import write_video
 from summit_train.data.video.render import Renderer, upright_size
 from summit_train.evaluation.scoring import Scorer
 from summit_train.inference.export.export import centre_view
 from summit_train.inference.trained import open_trained
 from summit_train.models.precision import Normalise
 from tests.closeness import assert_near
+from tests.data.clips import write_as
 from tests.inference.export.conftest import run_export
 from tests.streamed import CPU
 
@@ -48,7 +48,7 @@ def videos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for number, (length, width, height, rotation) in enumerate(VIDEOS):
         frames = np.random.default_rng(number).integers(0, 256, (length, height // 4 + 1, width // 4 + 1, 3), np.uint8)
         frames = frames.repeat(4, 1).repeat(4, 2)[:, :height, :width]
-        write_video(folder / f"{number}.mp4", frames, rotation=rotation)
+        write_as(folder / f"{number}.mp4", frames, rotation=rotation)
     write_manifest(folder / "videos.csv", [ManifestRow(f"{number}.mp4", number % 4) for number in range(len(VIDEOS))])
     return folder
 

@@ -19,9 +19,9 @@ from summit_train.__main__ import main
 from summit_train.core.errors import UserError
 from summit_train.data.video.encode import with_caption, write_video
 from summit_train.data.video.render import Renderer, upright_size
-from summit_train.data.video.stream import Reading, StreamFrame, file_frames
+from summit_train.data.video.stream import Progress, StreamFrame, file_frames
 from summit_train.inference.stream.command import drawn_in
-from tests.data.clips import all_of
+from tests.data.clips import all_of, write_as
 from tests.data.video.test_stream import noise
 from tests.runs import changed_copy
 from tests.worlds import PATIENCE_S, ROOT, Said, Say, main_said, refused
@@ -161,16 +161,16 @@ def test_a_signal_ends_the_stream_in_order(trained_run: Path, tmp_path: Path, li
         process.join(PATIENCE_S)
     said = errors.read_text()
     assert process.exitcode == 130 and "4 frames (4 seen" in said and "Traceback" not in said, said
-    assert len(list(file_frames(str(out), Reading()))) == 4
+    assert len(list(file_frames(str(out), Progress()))) == 4
 
 
 def test_the_shown_video_has_every_frame(say: Say, video: Path, tmp_path: Path) -> None:
     said = say(video, "--draw", tmp_path / "show.mp4", "--stride", "3")
     assert said[0] == 0
-    shown, frames = (list(file_frames(str(path), Reading())) for path in (tmp_path / "show.mp4", video))
+    shown, frames = (list(file_frames(str(path), Progress())) for path in (tmp_path / "show.mp4", video))
     assert [frame.seconds for frame in shown] == pytest.approx([frame.seconds for frame in frames])
     live = say(video, "--draw", tmp_path / "live.mp4", "--stride", "3", "--live")
-    assert live[0] == 0 and len(list(file_frames(str(tmp_path / "live.mp4"), Reading()))) == 3
+    assert live[0] == 0 and len(list(file_frames(str(tmp_path / "live.mp4"), Progress()))) == 3
 
 
 @pytest.mark.parametrize(
@@ -225,12 +225,12 @@ def turned(tmp_path: Path) -> Path:
     """20 grey frames of 96 x 64 pixels, stored turned by 90 degrees, of variable rate."""
     pictures = np.broadcast_to(LEVELS[:, None, None, None].astype(np.uint8), (20, 96, 64, 3))
     times = [n if n < 10 else 3 * n for n in range(20)]
-    write_video(tmp_path / "a.mkv", np.ascontiguousarray(pictures), 10, rotation=90, times=times)
+    write_as(tmp_path / "a.mkv", np.ascontiguousarray(pictures), 10, rotation=90, times=times)
     return tmp_path / "a.mkv"
 
 
 def read(path: Path) -> tuple[list[StreamFrame], NDArray[np.uint8]]:
-    found = list(file_frames(str(path), Reading()))
+    found = list(file_frames(str(path), Progress()))
     render = Renderer([all_of(*upright_size(found[0].decoded))])
     return found, np.stack([render(frame.decoded)[0] for frame in found])
 
@@ -240,9 +240,9 @@ def captioned(picture: NDArray[np.uint8], values: dict[str, Any]) -> NDArray[np.
 
 
 def test_every_frame_is_shown_upright_and_on_time(turned: Path, tmp_path: Path) -> None:
-    out, reading = tmp_path / "show.mp4", Reading()
-    with drawn_in(str(out), str(turned), reading, captioned) as add:
-        for frame in file_frames(str(turned), reading):
+    out, progress = tmp_path / "show.mp4", Progress()
+    with drawn_in(str(out), str(turned), progress, captioned) as add:
+        for frame in file_frames(str(turned), progress):
             add(frame, {"text": "walk 0.93"} if frame.number >= 5 else None)
             assert not out.exists()
     (source, _), (found, pictures) = read(turned), read(out)
@@ -256,18 +256,18 @@ def test_every_frame_is_shown_upright_and_on_time(turned: Path, tmp_path: Path) 
 
 def test_two_frames_of_one_time_and_an_error(turned: Path, tmp_path: Path) -> None:
     source, _ = read(turned)
-    with drawn_in(str(tmp_path / "show.mkv"), str(turned), Reading(), captioned) as add:
+    with drawn_in(str(tmp_path / "show.mkv"), str(turned), Progress(), captioned) as add:
         for number in (0, 1, 1, 0, 2):
             add(source[number], None)
     seconds = [frame.seconds for frame in read(tmp_path / "show.mkv")[0]]
     assert len(seconds) == 5 and seconds == sorted(seconds) and seconds[-1] == pytest.approx(0.2, abs=1e-3)
     with (
         pytest.raises(ZeroDivisionError),
-        drawn_in(str(tmp_path / "torn.mp4"), str(turned), Reading(), captioned) as add,
+        drawn_in(str(tmp_path / "torn.mp4"), str(turned), Progress(), captioned) as add,
     ):
         add(source[0], None)
         _ = 1 / 0
-    with drawn_in(str(tmp_path / "empty.mp4"), str(turned), Reading(), captioned):
+    with drawn_in(str(tmp_path / "empty.mp4"), str(turned), Progress(), captioned):
         pass  # without a frame there is no video
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.mkv", "show.mkv"]
 
@@ -283,7 +283,7 @@ def test_a_copy_that_cannot_be_written_is_refused_at_once(turned: Path, tmp_path
     ):
         with (
             pytest.raises(UserError, match=reason) as caught,
-            drawn_in(str(tmp_path / name), str(turned), Reading(), captioned),
+            drawn_in(str(tmp_path / name), str(turned), Progress(), captioned),
         ):
             pass
         assert str(tmp_path / name) in str(caught.value) and "\n" not in str(caught.value)

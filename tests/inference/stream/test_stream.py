@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from summit_train.core.errors import RunFailed, UserError
 from summit_train.data.video.clips import VideoClip
 from summit_train.data.video.source import DecodeError, Encoded
-from summit_train.data.video.stream import Reading, StreamFrame, file_frames
+from summit_train.data.video.stream import Progress, StreamFrame, file_frames
 from summit_train.inference.stream.stream import Follower, Show, newest, stream_view
 from summit_train.inference.trained import Trained, open_trained
 from summit_train.models.online import StreamNetwork
@@ -39,7 +39,7 @@ def trained(trained_run: Path) -> Trained:
 def pictures(trained: Trained, motion_set: Path) -> list[Frames]:
     """All 8 frames of a video, as the stream sees them."""
     stream, path = Labeller(trained, CPU), str(motion_set / "videos/val_000002.mp4")
-    return [stream.picture(frame) for frame in file_frames(path, Reading())]
+    return [stream.picture(frame) for frame in file_frames(path, Progress())]
 
 
 def clip_logits(trained: Trained, video: Path, frames: Sequence[int]) -> NDArray[np.float64]:
@@ -134,7 +134,7 @@ def down(frame: StreamFrame) -> dict[str, Any]:
 
 
 def follower(stride: int) -> Follower:
-    return Follower(down, Reading(), stride)
+    return Follower(down, Progress(), stride)
 
 
 def test_the_stride_counts_from_the_first_frame_and_captions_stay() -> None:
@@ -155,7 +155,7 @@ def test_a_damaged_frame_does_not_move_the_others() -> None:
 
 
 def test_the_summary_has_every_frame() -> None:
-    one = Follower(NOTHING, Reading(1200, 2), 1, num_seen=200, num_skipped=900, num_dropped=98)
+    one = Follower(NOTHING, Progress(1200, 2), 1, num_seen=200, num_skipped=900, num_dropped=98)
     one.latencies.extend(milliseconds / 1000 for milliseconds in range(1, 202))
     counts = "1,200 frames (200 seen, 900 skipped by the stride, 98 dropped, 2 damaged)"
     assert one.summary().startswith(f"{counts}; latency median 101.0 ms, 99th percentile 199.0 ms, max 201.0 ms; ")

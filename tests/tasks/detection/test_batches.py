@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from summit_train.core.errors import UserError
-from summit_train.data.batches.loader import MicroBatch, TrainingClips, test_batches, training_batches
+from summit_train.data.batches.loader import MicroBatch, TrainingClips, test_batches
 from summit_train.data.batches.order import Order
 from summit_train.data.batches.spans import SpanStore
 from summit_train.data.batches.stores import Store, open_store
@@ -55,7 +55,7 @@ def _spec(folder: Path, **changes: Any) -> DataSpec:
 def box_batches(data: DataSpec, store: Store, clips: int, epochs: int, seed: int = 3) -> list[MicroBatch]:
     order = Order(len(store.manifest), seed, virtual_gpus=1, clips_per_gpu=clips, steps_per_epoch=1)
     read = TrainingClips(data, store, seed)
-    with training_batches(read, order, 0, 1, range(epochs)) as batches:
+    with read.batches(order, 0, 1, range(epochs)) as batches:
         return list(batches)
 
 

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from summit_train.data.video.encode import write_video
-from summit_train.data.video.stream import Reading, file_frames
+from summit_train.data.video.stream import Progress, file_frames
 from summit_train.inference.stream.command import drawn_in
 from summit_train.inference.stream.stream import Stream
 from summit_train.inference.trained import Trained, open_trained
@@ -23,6 +23,7 @@ from summit_train.spec import Spec
 from summit_train.tasks.detection.detect import detect
 from summit_train.tasks.detection.stream import BoxFinder
 from tests.closeness import assert_near
+from tests.data.clips import write_as
 from tests.detectors import detector_spec
 from tests.inference.stream.test_command import lines, read
 from tests.worlds import Say, refused
@@ -59,13 +60,13 @@ def video(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """9 frames of blurred noise, stored as 96 x 48 pixels and shown upright as 48 x 96."""
     noise = np.random.default_rng(3).integers(0, 256, (9, 6, 12, 3), np.uint8)
     path = tmp_path_factory.mktemp("b") / "noise.mp4"
-    write_video(path, noise.repeat(8, 1).repeat(8, 2), 25, rotation=90)
+    write_as(path, noise.repeat(8, 1).repeat(8, 2), rotation=90)
     return path
 
 
 def pictures_of(trained: Trained, video: Path) -> list[NDArray[np.uint8]]:
     stream = Stream(trained, CPU)
-    return [stream.picture(frame) for frame in file_frames(str(video), Reading())]
+    return [stream.picture(frame) for frame in file_frames(str(video), Progress())]
 
 
 def clip_maps(trained: Trained, pictures: Sequence[NDArray[np.uint8]]) -> torch.Tensor:
@@ -157,8 +158,8 @@ def test_the_drawn_video_has_the_colours_of_the_classes_at_the_edges(tmp_path: P
         {"label": 1, "name": "dog", "score": 0.8, "left": 100, "top": 60, "width": 40, "height": 40},
     ]
     draw = lambda picture, values: BoxFinder.draw(cast(Any, None), picture, values)  # noqa: E731
-    with drawn_in(str(tmp_path / "a.mp4"), str(tmp_path / "grey.mp4"), Reading(), draw) as add:
-        for frame in file_frames(str(tmp_path / "grey.mp4"), Reading()):
+    with drawn_in(str(tmp_path / "a.mp4"), str(tmp_path / "grey.mp4"), Progress(), draw) as add:
+        for frame in file_frames(str(tmp_path / "grey.mp4"), Progress()):
             add(frame, {"boxes": boxes if frame.number else []})
     pictures = read(tmp_path / "a.mp4")[1].astype(int)
     assert np.abs(pictures[0] - 110).max() < 12, "a frame without boxes stays as it is"
