@@ -32,7 +32,7 @@ _GPUS = 2
 _SHORT_EPOCH = 5_000  # clips; it is validated each time
 _DRIVERS = ("/dev/nvidiactl", "/dev/kfd")  # of GPUs
 # What a CPU trains in minutes: a tenth of ResNet-50's multiply-adds, on a quarter of the pixels.
-_FOR_A_CPU = {
+_FOR_A_CPU: dict[str, dict[str, Any]] = {
     "model": {"backbone": "mobilenet_v2"},
     "data": {"short_side": [128, 128], "crop": 112},
     "evaluate": {"short_side": 128},
