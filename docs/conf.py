@@ -6,5 +6,7 @@ autodoc_member_order = "bysource"
 default_role = "code"  # in docstrings, as in Markdown
 html_theme = "furo"
 html_title = "summit_train"
+html_static_path = ["_static"]
+html_css_files = ["tables.css"]
 highlight_language = "none"  # Blocks that name no language are commands with their output.
 myst_heading_anchors = 3  # GitHub's anchors, so that links work unbuilt too.

@@ -5,7 +5,7 @@ file=$3
 digest=$4
 mine() { [[ -d $folder && ! -L $folder && -O $folder ]]; }
 
-# What an earlier start of this job has left is not used again: nobody knows how it ended.
+# What an earlier start of this job has left is not used again: how it ended is unknown.
 if [[ $1 == prepare ]]; then
     rm -rf -- "$folder"
     mkdir -m 700 -- "$folder" 2>/dev/null

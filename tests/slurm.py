@@ -12,14 +12,18 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from pathlib import Path
 
 from summit_train.__main__ import main
+from summit_train.cluster.submit import submissions
 from summit_train.core.comm.launch import Launch, job_address
 from summit_train.core.processes import find_mpirun
+from summit_train.core.run_folder import find_checkpoints, step_of
+from summit_train.spec import load_spec
+from tests.runs import steps_of
 from tests.worlds import PATIENCE_S, ROOT, environment, forked
 
 NODES = ("n1", "n2", "n3")
@@ -66,6 +70,24 @@ ReturnToService=2
 SlurmdTimeout={timeout}
 FirstJobId={first_job}
 """
+
+
+SITE = f"""
+name: two_nodes
+extends: {ROOT}/configs/sites/slurm_generic.yaml
+gpus_per_node: 0
+ranks_per_node: 1
+cores_per_node: 1
+bind: false
+warning_seconds: 10
+directives: []
+environment:
+  OMP_NUM_THREADS: {{value: "1", why: both nodes are one machine}}
+  OMPI_MCA_mpi_yield_when_idle: {{value: "1", why: a rank that waits leaves the core to the others}}
+"""
+# Without PMIx srun's ranks find each other by the job's number, here at an address that is named: this machine does not
+# know its nodes' names.
+BY_TORCH = ("comm=torch", "launcher_options=[]", "setup=[export MASTER_ADDR=127.0.0.1]")
 
 
 class SlurmError(RuntimeError):
@@ -263,6 +285,30 @@ def running_slurm(folder: Path, node_lost_after_s: int = 300) -> Iterator[Slurm]
         stack.callback(slurm.stop)
         slurm.start()
         yield slurm
+
+
+def set_words(keys: Iterable[str]) -> list[str]:
+    return [word for key in keys for word in ("--set", key)]
+
+
+def submit(slurm: Slurm, site: Path, spec: Path, *keys: str, nodes: int = 2, status: int = 0) -> str:
+    """Submit to some nodes; the job's id, as the run folder has it, or what is printed where it is refused."""
+    words = ["submit", str(spec), "--site", str(site), "--nodes", str(nodes), "--walltime", "0:30"]
+    ended, printed = slurm.program(*words, *set_words(keys))
+    assert ended == status and "Traceback" not in printed, printed
+    return printed if status else str(submissions(load_spec(spec, []).run_path)[-1]["id"])
+
+
+def wait_for_step(slurm: Slurm, job: str, run: Path, step: int) -> None:
+    """Wait until the job, which must not end before, has written down a step."""
+    running = ("PENDING", "RUNNING", "COMPLETING")
+    slurm.wait_until(lambda: max(steps_of(run), default=0) >= step or slurm.state(job) not in running, "a step")
+    assert slurm.state(job) == "RUNNING", slurm.output(job)
+
+
+def checkpoints(run: Path) -> list[int]:
+    """The steps of the checkpoints of a run."""
+    return list(map(step_of, find_checkpoints(run)))
 
 
 def _begun(process: int) -> int:

@@ -76,6 +76,7 @@ def test_the_notebook_runs(folder: Path, trained_run: Path, monkeypatch: pytest.
 def test_the_reference_page_shows_the_public_docstrings(tmp_path: Path) -> None:
     (tmp_path / "docs").mkdir()
     shutil.copy(DOCS / "conf.py", tmp_path / "docs")
+    shutil.copytree(DOCS / "_static", tmp_path / "docs" / "_static")
     _, _, names = (DOCS / "python.md").read_text(encoding="utf-8").partition("\n## Public names\n")
     (tmp_path / "docs/index.md").write_text(f"# Public names\n{names}")
     words = [sys.executable, "-m", "sphinx", "-W", "-q", "-b", "text", "-d", "trees", "docs", "out"]

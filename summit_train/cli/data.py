@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from summit_train.core.comm import World
 
 Text = list[str | TextTable]
-Findings = dict[str, check.Found]  # by path
+Findings = dict[str, check.Finding]  # by path
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -74,7 +74,7 @@ def _rows(prefix: str, keys: dict[str, Any], sections: dict[str, Any]) -> Iterat
 
 
 def _value(schema: dict[str, Any]) -> str:
-    """Return a value's type and limits in words: "integer, at least 1, or `null`"."""
+    """Return a value's type and limits: "integer ≥1, or `null`"."""
     if choices := schema.get("anyOf", schema.get("oneOf")):
         return ", or ".join(map(_value, choices))
     if "enum" in schema or "const" in schema:
@@ -87,12 +87,11 @@ def _value(schema: dict[str, Any]) -> str:
     if "items" in schema:
         return f"list of {_value(schema['items'])}"
     types = {"string": "text", "boolean": "`true`, `false`", "null": "`null`", "object": "keys and values"}
-    words = [types.get(schema["type"], schema["type"])]
-    bounds = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": "at most", "exclusiveMaximum": "below"}
-    for keyword, word in bounds.items():
+    limits = []
+    for keyword, sign in {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}.items():
         # A maximum of a million or more only stops nonsense; editors have it from the JSON schema.
         if keyword in schema and not (keyword == "maximum" and schema[keyword] >= 1_000_000):
             limit = schema[keyword]
             shown = "2^63" if limit == 2**63 else f"{limit:,}" if isinstance(limit, int) else f"{limit:g}"
-            words.append(f"{word} {shown}")
-    return ", ".join(words)
+            limits.append(sign + shown)
+    return " ".join([types.get(schema["type"], schema["type"]), ", ".join(limits)]).rstrip()

@@ -164,7 +164,8 @@ def trial(site: Site, run_dir: Path, nodes: int) -> Iterator[Check]:
     (job_id,) = chain(site, job, script, 1)
     state = "unknown"
     while state != "gone":
-        state, former = job_states(site, [job_id])[job_id], state
+        former = state
+        state = job_states(site, [job_id])[job_id]
         if state != former:
             now = "has ended" if state == "gone" else f"is {state}"
             yield Check("trial job", "ok", f"{job_id} {now}; {script.parent} has its script and output")

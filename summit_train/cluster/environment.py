@@ -47,7 +47,8 @@ Source = Path | str | bytes  # a file, a link's target, a content
 
 def environment_files() -> dict[str, Source]:
     """Return the files to pack by their names, without the bytecode. Raises UserError for the system's Python."""
-    prefix, base = Path(sys.prefix), Path(sys.base_prefix)
+    prefix = Path(sys.prefix)
+    base = Path(sys.base_prefix)
     if prefix == base and not (prefix / "conda-meta").is_dir():
         raise UserError(f"the environment must be a virtual one or conda's, got {prefix}; make one by `python -m venv`")
     site = Path(sysconfig.get_path("purelib")).relative_to(prefix)
@@ -74,13 +75,16 @@ def _interpreter(prefix: Path, base: Path) -> dict[str, Source]:
     for root in [base] if (base / "conda-meta").is_dir() else map(Path, dict.fromkeys([*roots, *system])):
         if root.is_dir() and root.is_relative_to(base) and not root.is_relative_to(prefix):
             files |= _walk(root, f"base/{root.relative_to(base)}/".replace("/./", "/"))
-    content, folder = program.read_bytes(), sysconfig.get_config_var("LIBDIR") or ""
+    content = program.read_bytes()
+    folder = sysconfig.get_config_var("LIBDIR") or ""
     library = Path(folder, sysconfig.get_config_var("INSTSONAME") or "")
     if library.suffix != ".a" and library.is_file():
         files[f"base/lib/{library.name}"] = library
         # Where the program is told to look for it: in its own neighbourhood.
-        path, place = folder.encode() + b"\0", b"$ORIGIN/../lib\0"
-        content = content.replace(path, place.ljust(len(path), b"\0")) if len(path) >= len(place) else content
+        absolute = folder.encode() + b"\0"
+        relative = b"$ORIGIN/../lib\0"
+        if len(absolute) >= len(relative):
+            content = content.replace(absolute, relative.ljust(len(absolute), b"\0"))
     has_system = any(Path(path).name in ("site-packages", "dist-packages") for path in system)
     files |= {f"base/bin/{program.name}": content, "bin/python": f"../base/bin/{program.name}"}
     return files | {"pyvenv.cfg": _CONFIG.format(str(has_system).lower()).encode()}
@@ -92,20 +96,21 @@ def _walk(root: Path, name: str, unused: set[str] | frozenset[str] = frozenset()
     while folders:
         folder, start = folders.pop()
         for entry in os.scandir(folder):
-            path, own = Path(entry.path), start + entry.name
-            if _LEFT_OUT.fullmatch(f"{own}/" if entry.is_dir() else own) or entry.path in unused:
+            path = Path(entry.path)
+            inside = start + entry.name
+            if _LEFT_OUT.fullmatch(f"{inside}/" if entry.is_dir() else inside) or entry.path in unused:
                 continue
             target = os.readlink(path) if entry.is_symlink() else "/"
             if not target.startswith("/") and path.resolve().is_relative_to(root.resolve()):
-                yield own, target
+                yield inside, target
             elif entry.is_dir() and not folder.resolve().is_relative_to(path.resolve()):
-                folders.append((path, f"{own}/"))
+                folders.append((path, f"{inside}/"))
             elif entry.is_file():
-                yield own, path
+                yield inside, path
 
 
 def environment_key(files: dict[str, Source]) -> str:
-    """Return what changes with any of the files: its name, size or time."""
+    """Hash the files: 16 hex digits that change with the name, size or time of any."""
     digest = hashlib.sha256(sys.version.encode())
     for name, source in files.items():
         state = source.stat() if isinstance(source, Path) else None
@@ -131,7 +136,8 @@ def pack(files: dict[str, Source], out: Path, show: Callable[[int, int], None]) 
     The same files make the same bytes. show: is told the bytes that are done, and all. Raises OSError.
     """
     sums: list[str] = []
-    done, total = 0, sum(source.stat().st_size for source in files.values() if isinstance(source, Path))
+    done = 0
+    total = sum(source.stat().st_size for source in files.values() if isinstance(source, Path))
     with (
         replacing(out) as file,
         tarfile.TarFile(fileobj=file, mode="w", format=tarfile.GNU_FORMAT, copybufsize=_BLOCK) as tar,
@@ -176,13 +182,15 @@ def _bytecode(path: Path) -> bytes | None:
 
     It needs no times of files, and is not compared with its source.
     """
-    source, magic = path.read_bytes(), importlib.util.MAGIC_NUMBER
-    state, own = path.stat(), importlib.util.source_hash(source)
+    source = path.read_bytes()
+    digest = importlib.util.source_hash(source)
+    magic = importlib.util.MAGIC_NUMBER
+    state = path.stat()
     stamp = b"".join((int(number) & 0xFFFFFFFF).to_bytes(4, "little") for number in (0, state.st_mtime, state.st_size))
-    header = magic + _UNCHECKED.to_bytes(4, "little") + own
+    header = magic + _UNCHECKED.to_bytes(4, "little") + digest
     with suppress(OSError):
         kept = Path(importlib.util.cache_from_source(str(path), optimization="")).read_bytes()
-        if kept[:16] == magic + stamp or (kept[4:8] != bytes(4) and kept[:4] + kept[8:16] == magic + own):
+        if kept[:16] == magic + stamp or (kept[4:8] != bytes(4) and kept[:4] + kept[8:16] == magic + digest):
             return header + kept[16:]
     with suppress(SyntaxError, ValueError), warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -79,7 +79,8 @@ class Estimate:
                 time = walltime_text(math.ceil(self.evaluation_hours * 60))
                 rows.append(("evaluation", f"{time}, final and validations"))
         jobs = "one job" if self.jobs == 1 else f"a chain of {self.jobs} jobs"
-        jobs, nodes = f"{jobs} of {walltime_text(self.walltime_minutes)}", self.nodes + self.spare_nodes
+        jobs = f"{jobs} of {walltime_text(self.walltime_minutes)}"
+        nodes = self.nodes + self.spare_nodes
         known = f"{jobs}: {nodes * self.jobs * self.walltime_minutes / 60:,.1f} node-hours;"
         if self.hours is None:
             known = f"at least {jobs}; node-hours unknown without a speed,"
@@ -111,13 +112,14 @@ def check_ranks(site: Site, spec: Spec, nodes: int) -> int:
     if (site.min_nodes or nodes) < nodes and spec.scale.gpus is None:
         fixed = f"scale.gpus={nodes * site.ranks}"
         raise UserError(f"scale.gpus must be set with min_nodes, or fewer nodes would change the batch; try {fixed}")
-    ranks, gpus = nodes * site.ranks, spec.scale.gpus
+    ranks = nodes * site.ranks
+    gpus = spec.scale.gpus
     if gpus is not None and ranks > gpus:
         most = gpus // site.ranks
         fitting = f"--nodes {most}" + " or fewer" * (most > 1)
         hint = f"try {fitting}" if most else "raise it or lower ranks_per_node"
-        place = f"{counted(ranks, 'rank')} on {counted(nodes, 'node')} of {site.name}"
-        raise UserError(f"scale.gpus must be at least the {place}, got {gpus}; {hint}")
+        least = f"{counted(ranks, 'rank')} on {counted(nodes, 'node')} of {site.name}"
+        raise UserError(f"scale.gpus must be at least the {least}, got {gpus}; {hint}")
     return ranks
 
 
@@ -126,7 +128,8 @@ def save_often(site: Site, spec: Spec, plan: Plan) -> tuple[Spec, list[tuple[str
 
     Both only where the site has a rate of failures and the spec does not name checkpoint.every_minutes.
     """
-    saving, rates = spec.checkpoint, Failures()
+    saving = spec.checkpoint
+    rates = Failures()
     if site.failure_gpu_hours is None or "every_minutes" in saving.model_fields_set:
         return spec, []
     mtbf_s = site.failure_gpu_hours * 3600 / plan.ranks
@@ -171,10 +174,13 @@ def estimate(
         raise UserError(f"--price must be 0 or more and finite, got {price:g}")
     if speed is not None and not 0 < speed < math.inf:
         raise UserError(f"--speed must be above 0 and finite, got {speed:g}")
-    spec, nodes = plan.spec, plan.ranks // site.ranks
-    rate, source = speed, "--speed" if speed else None
+    spec = plan.spec
+    nodes = plan.ranks // site.ranks
+    rate = speed
+    source = "--speed" if speed else None
     if speed is None and (measured := _measured(site, spec, nodes)) is not None:
-        rate, source = measured.clips_per_second, measured.source
+        rate = measured.clips_per_second
+        source = measured.source
     # The rank with most virtual GPUs takes longest.
     hours = plan.total_steps * plan.accumulation * plan.clips_per_gpu / rate / 3600 if rate else None
     scored = None if videos is None else scored_clips(spec, plan, videos)
@@ -184,13 +190,27 @@ def estimate(
         in_a_day = min(Job.max_requeues, max(1, _MINUTES_A_DAY // minutes - jobs))
         by_time = in_a_day if hours is None else max(3, 2 * jobs)
         max_requeues = by_time if site.max_requeues is None else site.max_requeues
-    asked = (price, max_requeues, site.scheduler, site.spare_nodes)
-    return Estimate(nodes, plan.ranks, rate, source, hours, evaluation, minutes, site.warning_seconds, jobs, *asked)
+    return Estimate(
+        nodes=nodes,
+        ranks=plan.ranks,
+        clips_per_second=rate,
+        source=source,
+        hours=hours,
+        evaluation_hours=evaluation,
+        walltime_minutes=minutes,
+        warning_seconds=site.warning_seconds,
+        jobs=jobs,
+        price=price,
+        max_requeues=max_requeues,
+        scheduler=site.scheduler,
+        spare_nodes=site.spare_nodes,
+    )
 
 
 def _measured(site: Site, spec: Spec, nodes: int) -> Speed | None:
     """Return the site's speed of this network at the next larger number of nodes, else at the largest."""
-    model, data = spec.model, spec.data
+    model = spec.model
+    data = spec.data
     if model.width != 1.0 or model.detector is not None:
         return None
     key = (model.arch, model.backbone, model.non_local, data.num_frames, data.crop)
@@ -208,7 +228,7 @@ def _chain(site: Site, nodes: int, walltime: int | None, hours: float | None) ->
     if walltime is None:
         walltime = site.default_walltime if work is None else work + _MINUTES_A_JOB
     minutes = int(min(walltime, cap))
-    if SCHEDULERS[site.scheduler].command is not None and 60 * minutes <= site.warning_seconds:
+    if not site.is_here and 60 * minutes <= site.warning_seconds:
         least = walltime_text(2 * math.ceil(site.warning_seconds / 60))
         wrong = f"a job's walltime must be above warning_seconds of {site.name}, {site.warning_seconds} s"
         raise UserError(f"{wrong}, got {walltime_text(minutes)}; try --walltime {least} or more")

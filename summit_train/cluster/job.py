@@ -51,13 +51,8 @@ class Job:
 
     @property
     def is_array(self) -> bool:
-        """Return whether the job has several runs: an array whose index selects the run."""
+        """Tell an array of several runs, whose index selects the run, from a job of one."""
         return len(self.runs) > 1
-
-    @property
-    def copies(self) -> bool:
-        """Return whether the job copies anything to the nodes' own disks."""
-        return bool(self.stage or self.environment)
 
 
 class _Verbatim(str):
@@ -134,7 +129,7 @@ def _words_of(options: Iterable[LauncherOption]) -> _Verbatim:
 
 
 def _program(site: Site, job: Job) -> _Verbatim:
-    """Return what each rank executes, as words for the shell: this program, in the container where there is one."""
+    """Return the command of each rank as words for the shell: this program, in the container where there is one."""
     python = "{python}" if job.environment else '"$python"'
     inside = ""
     if site.container is not None:
@@ -174,7 +169,7 @@ def _of_ranks(site: Site) -> list[str]:
 
 
 def facts(site: Site, job: Job) -> JobFacts:
-    """Return what the job keeper must know of a job beside its script."""
+    """Return the facts of a job that its script does not give to the job keeper."""
     min_nodes = min(site.min_nodes or job.nodes, job.nodes)  # a smaller job keeps all of its nodes
     return JobFacts(
         scheduler=site.scheduler,

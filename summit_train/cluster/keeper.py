@@ -103,7 +103,7 @@ class Keeper:
         return self._continue_later(end, at_first)
 
     def _start_ranks(self) -> tuple[End, int]:
-        """Start the ranks until there is no reason to start them again; return why, and their exit status."""
+        """Start the ranks, again as long as they may; return why they end, and their exit status."""
         why = ""
         failed_at: tuple[int, ...] = ()  # what there was when the ranks failed last: steps, scores, bad nodes
         while True:
@@ -271,7 +271,7 @@ class Keeper:
         self.job.note("failed")
         after = f" after SIG{self.job.stop}" if self.job.stop else ""
         self.job.say(f"failed with exit status {status}{after}; not started again")
-        return 1 if status == _STOPPED else status  # 85 would be a wish to be requeued
+        return 1 if status == _STOPPED else status  # 85 would ask for a requeue
 
     def _continue_later(self, end: End, at_first: tuple[int, int]) -> int:
         """Have the run continued by this job or another one, if it may; return this job's exit status."""
@@ -330,7 +330,7 @@ class Keeper:
     # What there is.
 
     def _reason(self, status: int) -> tuple[str, int]:
-        """Return why the ranks failed: a rank's words if there are any, as the launcher may have been killed here."""
+        """Return why the ranks failed: a rank's words if it left some, as the launcher may have been killed here."""
         failure = self.job.environ.get(FAILURE)
         lines = lines_of(Path(failure)) if failure else []
         if not lines:
@@ -348,7 +348,7 @@ class Keeper:
 
 
 def _seconds_since_start() -> int:
-    """Return how long ago this process began, as the job's script."""
+    """Return the seconds since this process began, as the job's script."""
     ticks = int(Path("/proc/self/stat").read_text("utf-8").rpartition(")")[2].split()[19])
     return int(time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK"))
 

@@ -25,7 +25,7 @@ from summit_train.core.errors import UserError
 from summit_train.core.files import write_json
 from summit_train.core.run_folder import FAILURE
 
-SECRET = "SUMMIT_TRAIN_SECRET"  # ranks prove to each other that they know it; nobody else can join them
+SECRET = "SUMMIT_TRAIN_SECRET"  # ranks prove to each other that they know it; no other process can join them
 _MOST_AT_ONCE = 128
 _PROGRAM_WORDS = 3  # PYTHON -m summit_train
 # On each node: do what a rank needs, and print one line with node, status and the last of the words.
@@ -36,7 +36,7 @@ echo "@answer ${SLURMD_NODENAME:-$(uname -n)} $code ${words##*
 
 @dataclass(frozen=True)
 class JobFacts:
-    """What `submit` knows of a job, as it stands in RUN/job/job.json.
+    """The facts of a job that `submit` writes to RUN/job/job.json.
 
     python: the interpreter of `submit`, which is that of the ranks outside of containers.
     min_nodes: the fewest to start on. can_shrink: the job may go on without a node that it had.
@@ -103,7 +103,7 @@ class Signals:
             signal.signal(number, lambda *_: None)
 
     def wait(self, seconds: float) -> list[signal.Signals]:
-        """Return those that have come, at once or within so many seconds."""
+        """Return those that have come, at once or within these seconds."""
         select.select([self._read], [], [], max(seconds, 0))
         with suppress(BlockingIOError):
             return [signal.Signals(byte) for byte in os.read(self._read, 4096) if byte != signal.SIGCHLD]
@@ -114,8 +114,8 @@ class RunningJob:
     """The job of a script that runs now.
 
     launcher, program: the words of the script; no launcher where the program starts its ranks itself. nodes: those in
-    use. node_local: the folder that the profile names, its variables filled in. python, image: what {python} and
-    {image} stand for. stop: the signal that asked the job to stop, or "".
+    use. node_local: the folder that the profile names, its variables filled in. python, image: the values of {python}
+    and {image}. stop: the signal that asked the job to stop, or "".
     """
 
     def __init__(
@@ -158,10 +158,10 @@ class RunningJob:
         self.nodes.file.write_text(lines, "utf-8")
 
     def ask(self, candidates: Sequence[str]) -> dict[str, Answer]:
-        """Return what nodes answer that are asked to start the program: nothing where it starts, else what is wrong.
+        """Ask nodes to start the program; return their answers: nothing where it starts, else what is wrong.
 
-        They are asked in one step. Those of which nothing is known then, as a launcher may need all of them to start
-        anything, are asked one by one.
+        They are asked in one step. Those that are unknown then, as a launcher may need all of them to start anything,
+        are asked one by one.
         """
         answers: dict[str, Answer] = {}
         with tempfile.TemporaryDirectory() as folder:
@@ -321,12 +321,12 @@ class RunningJob:
         return numbers
 
     def heard(self) -> bool:
-        """Return whether a signal has asked the job to stop."""
+        """Check for signals; return True if one has asked the job to stop."""
         self.hear(0)
         return self.stop != ""
 
     def say(self, text: str) -> None:
-        """Say something to people: in the job's output, and in RUN/job/log."""
+        """Write a line for people: to the job's output, and to RUN/job/log."""
         line = f"{now(' ')} job {self.job_id}: {text}"
         with suppress(OSError):  # a full disk, or a reader that has gone, must not end the keeper of ranks that run
             os.write(1, f"{line}\n".encode("utf-8", "surrogateescape"))
@@ -338,7 +338,7 @@ class RunningJob:
             file.write(f"{line}\n")
 
     def note(self, state: str) -> None:
-        """Tell programs what the job does now."""
+        """Write the job's state for programs: RUN/job/state.json."""
         values = {"job": self.job_id, "state": state, "since": time.time(), "restarts": self.restarts}
         with suppress(OSError):  # a full disk ends the ranks, and they say so
             write_json(self.folder / "state.json", {**values, "nodes": list(self.nodes.names)})
@@ -368,7 +368,7 @@ def _answers(text: str, nodes: Sequence[str]) -> dict[str, Answer]:
 
 
 def program_end(words: Sequence[str]) -> int:
-    """Return the place behind `PYTHON -m summit_train` in words. Raises ValueError where they lack it."""
+    """Return the index behind `PYTHON -m summit_train` in words. Raises ValueError where they lack it."""
     for end in range(2, len(words) + 1):
         if list(words[end - 2 : end]) == ["-m", "summit_train"]:
             return end
@@ -376,7 +376,7 @@ def program_end(words: Sequence[str]) -> int:
 
 
 def lines_of(path: Path) -> list[str]:
-    """Return the lines of a file; none where there is no such file."""
+    """Return the lines of a file; an empty list where it is missing."""
     with suppress(FileNotFoundError):
         return path.read_text("utf-8", errors="surrogateescape").splitlines()
     return []

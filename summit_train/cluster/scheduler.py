@@ -18,9 +18,9 @@ from summit_train.core.errors import RunFailed
 
 _ANSWER_S = 200.0  # twice the longest that Slurm lets a large machine take (MessageTimeout)
 LONGEST_WORD = 100_000  # of a command; Linux takes 128 KiB
-# What a job's shell tells its own steps: sbatch and its like would take it for wishes of the new job, over the script's
-# directives, and hand it on to the job's launcher. Those that say where the scheduler is, and a user's own choice of
-# account, queue, reservation and QOS, stay.
+# Variables of a job's shell for its steps: sbatch and its like would take them for options of the new job, over the
+# script's directives, and pass them to the job's launcher. Those that say where the scheduler is, and a user's choice
+# of account, queue, reservation and QOS, stay.
 _OF_A_JOB = ("SLURM_", "SLURMD_", "SRUN_", "SBATCH_", "PBS_", "LSB_", "LS_JOBPID", "FLUX_JOB_", "FLUX_TASK_", "PALS_")
 _OF_THE_SITE = (
     "SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT", "SLURM_TIME_FORMAT", "SBATCH_ACCOUNT", "SBATCH_PARTITION",
@@ -30,7 +30,7 @@ _OF_THE_SITE = (
 
 
 class Nodes(NamedTuple):
-    """Nodes of a job as its launchers are told of them: their names, and a file with a line for each."""
+    """Nodes of a job, for its launchers: their names, and a file with a line for each."""
 
     names: Sequence[str]
     file: Path
@@ -45,7 +45,7 @@ class Scheduler(ABC):
     can_spare: those launchers that leave hosts out, bad and lost ones, so that a job may have spare nodes.
     gpus_flag: the option that asks for the {gpus} of a node, where a site may have another one.
     mail: the option that asks for mail at a job's end; None: there is none.
-    own_output: files beside a job's script that get the scheduler's own words; None: the job's output has them.
+    own_output: files in the folder of a job's script with the scheduler's messages; None: the job's output has them.
     answer: a pattern of what the command prints, whose first group is the job's id.
     asks_at_once: a launcher of it that cannot reach one node starts its processes on the others all the same.
     has_warning: it sends a signal before the walltime.
@@ -129,7 +129,7 @@ class Scheduler(ABC):
         return names if len(names) <= LONGEST_WORD else str(nodes.file)
 
     def lines(self, launcher: str, nodes: Sequence[str], ranks: int) -> str:
-        """Return what the file of the nodes has to say to the launcher."""
+        """Return the text of the file of the nodes, in the launcher's form."""
         slots = f" slots={ranks}" if launcher == "mpirun" else ""
         return "".join(f"{node}{slots}\n" for node in nodes)
 
@@ -140,12 +140,12 @@ class Scheduler(ABC):
     def on_another_node(self, nodes: Sequence[str]) -> tuple[list[str], str] | None:
         """Return words that start a process on one of the nodes but this one, and this one's name.
 
-        None where nobody need watch over this node: without it the scheduler ends the job.
+        None where this node needs no watch: without it the scheduler ends the job.
         """
         return None
 
     def watch(self, job_id: str, node: str, folder: Path, max_requeues: int, seconds: float) -> None:
-        """See every so many seconds whether a job still has the node of its script, and requeue it if not.
+        """Look every `seconds` whether a job still has the node of its script, and requeue it if not.
 
         folder: RUN/job, whose files say so.
         """
@@ -185,7 +185,7 @@ def _ignore_sigterm() -> None:
 def ask(
     words: Sequence[str], folder: Path | None = None, stdin: Path | None = None, *, outlives_job: bool = False
 ) -> str:
-    """Return what a command prints, as if asked outside of any job.
+    """Run a command as outside of any job; return its output.
 
     outlives_job: the command has the job's processes ended, of which it is one, and must not end of that itself.
     Raises RunFailed where it cannot be started, fails, or does not answer in time.
@@ -208,8 +208,8 @@ def ask(
         except subprocess.TimeoutExpired as error:
             raise RunFailed(f"{words[0]} did not answer within {_ANSWER_S:g} s") from error
     if done.returncode != 0:
-        said = " ".join((done.stderr or done.stdout).split()) or "nothing"
-        raise RunFailed(f"{words[0]} refused (exit status {done.returncode}): {said}")
+        reason = " ".join((done.stderr or done.stdout).split()) or "nothing"
+        raise RunFailed(f"{words[0]} refused (exit status {done.returncode}): {reason}")
     return done.stdout
 
 

@@ -143,10 +143,11 @@ class Slurm(Scheduler):
         return ["sbcast", "--force", source, target]
 
     def preemption(self, job_id: str) -> str:
-        own, record = os.environ["SLURM_JOB_ID"], ""
+        number = os.environ["SLURM_JOB_ID"]  # job_id may be ARRAY_INDEX
+        record = ""
         with suppress(RunFailed):
-            record = ask(["scontrol", "--oneliner", "show", "job", own])
-        found = re.search(rf"^JobId={own} .*", record, re.M)
+            record = ask(["scontrol", "--oneliner", "show", "job", number])
+        found = re.search(rf"^JobId={number} .*", record, re.M)
         restarts = re.search(r" Restarts=(\d+)", found.group()) if found else None
         if restarts and int(restarts.group(1)) > int(os.environ.get("SLURM_RESTART_COUNT") or 0):
             return "requeued"
@@ -154,7 +155,7 @@ class Slurm(Scheduler):
 
     def requeue(self, job_id: str, script: Path, launcher: str) -> str | None:
         state = "RUNNING"
-        with suppress(RunFailed):  # no answer is no reason to give up
+        with suppress(RunFailed):  # it is requeued without an answer, too
             state = ask(["squeue", "--noheader", f"--jobs={job_id}", "--format=%T"]).strip()
         if state != "RUNNING":  # a job that was cancelled meanwhile stays cancelled
             raise RunFailed(f"Slurm calls it {state or 'gone'}, so it is not requeued here")
@@ -230,8 +231,8 @@ class Pbs(Scheduler):
 
     def states(self) -> dict[str, str]:
         # qselect names what has not finished, by its whole id, which qstat cuts off.
-        own = ["qselect", "-T", "-u", user_name()]
-        return dict.fromkeys(ask(own).split(), "queued") | dict.fromkeys(ask([*own, "-s", "RE"]).split(), "running")
+        words = ["qselect", "-T", "-u", user_name()]
+        return dict.fromkeys(ask(words).split(), "queued") | dict.fromkeys(ask([*words, "-s", "RE"]).split(), "running")
 
     def nodes(self, job_id: str, is_restart: bool) -> list[str]:
         down = ""
@@ -242,7 +243,7 @@ class Pbs(Scheduler):
         return [node for node in nodes if short_name(node) not in gone]
 
     def environment(self, environ: Mapping[str, str], nodes: Sequence[str], is_restart: bool) -> dict[str, str]:
-        # Rank 0 is on the first one. Not by another PBS_NODEFILE: Open MPI looks for PBS's own files beside it.
+        # Rank 0 is on the first one. Not by another PBS_NODEFILE: Open MPI looks for PBS's own files in its folder.
         return {"MASTER_ADDR": nodes[0], **environ} if nodes else dict(environ)
 
     def on_each_node(self, launcher: str, nodes: Nodes, num_nodes: int) -> list[str]:

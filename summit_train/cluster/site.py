@@ -195,12 +195,12 @@ class Site(Section):
 
     @property
     def is_here(self) -> bool:
-        """Return whether jobs run on this machine, without a queue and a walltime."""
+        """Tell this machine, where jobs have no queue and no walltime, from a cluster."""
         return self.batch.command is None
 
     @property
     def defaults(self) -> Tree:
-        """Return the site's own words for a spec, to lay a user's file over."""
+        """Return the site's defaults of spec keys, to lay a user's file over."""
         tree = Tree({}, {(): f"{self.name}: spec"})
         for key, value in self.spec.items():
             put(tree, key, value, f"{self.name}: spec")
@@ -275,17 +275,17 @@ def load_site(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Site:
     if site.launcher == "ranks" and (site.bind or site.launcher_options):
         idle = "bind and launcher_options do nothing with launcher ranks; set launcher: mpirun to use them"
         site = site.model_copy(update={"notes": (*site.notes, f"{site.name}: {idle}")})
-    return site.model_copy(update={"environment": {**site.environment, **_told(site)}})
+    return site.model_copy(update={"environment": {**site.environment, **_variables(site)}})
 
 
-def _told(site: Site) -> dict[str, Variable]:
-    """Return the variables that tell the ranks of a job about its site."""
-    told: dict[str, tuple[str, str, str]] = {}  # by name: key, its value, the variable's
-    told |= {} if site.comm == "auto" else {COMM: ("comm", site.comm, site.comm)}
-    told |= {CHECK_NODES: ("check_nodes", "true", "1")} if site.check_nodes else {}
-    told |= {EXCLUDE_SLOW: ("exclude_slow", "true", "1")} if site.exclude_slow else {}
+def _variables(site: Site) -> dict[str, Variable]:
+    """Return the variables that keys of a site set for the ranks of its jobs. Raises UserError for a conflict."""
+    settings: dict[str, tuple[str, str, str]] = {}  # by name: key, its value, the variable's
+    settings |= {} if site.comm == "auto" else {COMM: ("comm", site.comm, site.comm)}
+    settings |= {CHECK_NODES: ("check_nodes", "true", "1")} if site.check_nodes else {}
+    settings |= {EXCLUDE_SLOW: ("exclude_slow", "true", "1")} if site.exclude_slow else {}
     variables = {}
-    for name, (key, word, value) in told.items():
+    for name, (key, word, value) in settings.items():
         if name in site.environment and site.environment[name].value != value:
             raise UserError(f"{site.name}: {key}: {word} sets {name}, which environment sets too; remove one of them")
         variables[name] = Variable(value=value, why=f"{key}: {word} in the site profile")
@@ -297,7 +297,9 @@ def load_spec_on(site: Site | None, path: str | Path, overrides: Sequence[str]) 
 
     Raises UserError as load_spec does.
     """
-    own, tree = read_tree(path, overrides), site.defaults if site else Tree({})
-    tree.lay(own)
-    words = site.spec if site else {}
-    return spec_from_tree(tree), {key: value for key, value in words.items() if tuple(key.split(".")) not in own.places}
+    users = read_tree(path, overrides)
+    tree = site.defaults if site else Tree({})
+    tree.lay(users)
+    defaults = site.spec if site else {}
+    taken = {key: value for key, value in defaults.items() if tuple(key.split(".")) not in users.places}
+    return spec_from_tree(tree), taken

@@ -1,8 +1,8 @@
 """Hand a job to the scheduler: write its script, submit it, ask for its state; and what a job stages.
 
 Files in RUN/job/: spec.yaml, job.sh, job.json (what the job keeper must know), submitted.jsonl (a line for each
-submission), last_job (id of a chain's last job). The job adds `done`, which rank 0 writes too, `log`, state.json,
-`requeues` and `preemptions` (a line for each) and its output.
+submission), last_job (id of a chain's last job). The job adds `done`, which rank 0 writes too, `lock`, `log`,
+state.json, `requeues` and `preemptions` (a line for each) and its output.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def staged_folders(site: Site, specs: Iterable[Spec]) -> tuple[Path, ...]:
 
 
 def staged_environment(site: Site, run_dir: Path) -> Path | None:
-    """Return what the ranks' environment is copied to the nodes from; None where they start from the shared one.
+    """Return the file of the environment that is copied to the nodes; None where ranks start from the shared one.
 
     It is the container's image, the file that the site names, or one of this environment below `run_dir`, whose name
     changes with the environment and which `write_job` makes. Raises UserError if that file is missing.
@@ -67,16 +67,17 @@ def output_rows(site: Site, *jobs: Job) -> list[tuple[str, str]]:
     """Return (name, value) rows for people: where the output of the jobs goes, and how to be mailed; none here."""
     if site.is_here:  # a job prints to the terminal
         return []
-    job, batch = jobs[0], site.batch
+    job = jobs[0]
+    batch = site.batch
     folder = f"{job.runs[0]}/job" if len(jobs) == len(job.runs) == 1 else "RUN/job"
-    own = f"{job.sweep}/job/array_*.out" if job.is_array else batch.own_output and f"{folder}/{batch.own_output}"
-    output = f"{folder}/*.out" + (f"; {site.scheduler}'s own messages: {own}" if own else "")
+    files = f"{job.sweep}/job/array_*.out" if job.is_array else batch.own_output and f"{folder}/{batch.own_output}"
+    output = f"{folder}/*.out" + (f"; {site.scheduler}'s own messages: {files}" if files else "")
     if batch.mail is None:
         return [("output", output), ("mail", f"none; {site.scheduler} sends none")]
     name = re.split("[= ]", batch.mail)[0]
-    asked = [line.option for line in site.directives if re.split("[= ]", line.option)[0] == name]
+    options = [line.option for line in site.directives if re.split("[= ]", line.option)[0] == name]
     add = f"""none; to get it, add to the profile: +directives: [{{option: "{batch.mail}", why: mail}}]"""
-    return [("output", output), ("mail", f"as {', '.join(asked)} says" if asked else add)]
+    return [("output", output), ("mail", f"as {', '.join(options)} says" if options else add)]
 
 
 def write_job(site: Site, job: Job, text: str, specs: Sequence[Spec] = (), folder: Path | None = None) -> Path:
@@ -185,6 +186,6 @@ def job_states(site: Site, ids: Sequence[str]) -> dict[str, str]:
     states = site.batch.states()
     found = {}
     for job_id in ids:
-        own = {state for name, state in states.items() if job_id in (name, re.split(r"[_\[]", name)[0])}
-        found[job_id] = "gone" if not own else "running" if "running" in own else "queued"
+        members = {state for name, state in states.items() if job_id in (name, re.split(r"[_\[]", name)[0])}
+        found[job_id] = "gone" if not members else "running" if "running" in members else "queued"
     return found

@@ -161,7 +161,7 @@ def _fork(
             libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
             for other in others:
                 other.close()
-            if os.getppid() == server:  # else it died before prctl took effect
+            if os.getppid() == server:  # else the server died before prctl took effect
                 work(files)
             status = 0
         except BaseException:

@@ -29,13 +29,13 @@ _AHEAD = 16  # answers of each worker that may wait for that of a long video
 _JOURNAL_FORMAT = 1  # another number where the facts, or how they are found, are others
 _FILMS = Films()  # those of this process: it notes once that indexes cannot be kept
 
-Found = VideoInfo | DecodeError
+Finding = VideoInfo | DecodeError
 LeftOut = tuple[ManifestRow | None, DecodeError]  # None: of a clip that has no row
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 
 
-def examine(root: str, path: str) -> Found:
+def examine(root: str, path: str) -> Finding:
     """Decode one video or folder of pictures in full. The error names the path as it is given."""
     full = os.path.join(root, path)
     try:
@@ -100,9 +100,9 @@ class Journal:
     folder: Path
     root: str
 
-    def read(self, paths: Collection[str]) -> dict[str, Found]:
+    def read(self, paths: Collection[str]) -> dict[str, Finding]:
         wanted = set(paths)
-        found = dict[str, Found]()
+        findings = dict[str, Finding]()
         for file in sorted(self.folder.glob("*.jsonl")):
             for line in read_file(file).splitlines():
                 try:
@@ -116,11 +116,11 @@ class Journal:
                     error = record.get("error")
                     facts = record.get("facts", {})
                     facts["notes"] = tuple(facts.get("notes", ()))
-                    found[path] = VideoInfo(**facts) if error is None else DecodeError(path, error)
-        return found
+                    findings[path] = VideoInfo(**facts) if error is None else DecodeError(path, error)
+        return findings
 
-    def add(self, rank: int, path: str, found: Found) -> None:
-        what = {"error": found.reason} if isinstance(found, DecodeError) else {"facts": asdict(found)}
+    def add(self, rank: int, path: str, finding: Finding) -> None:
+        what = {"error": finding.reason} if isinstance(finding, DecodeError) else {"facts": asdict(finding)}
         record = {"format": _JOURNAL_FORMAT, "path": path, "state": self._state(path)} | what
         self.folder.mkdir(parents=True, exist_ok=True)
         journal = self.folder / f"{rank:06}.jsonl"
@@ -134,12 +134,12 @@ class Journal:
         """
         full = os.path.join(self.root, path)
         try:
-            found = [os.stat(full)]
+            files = [os.stat(full)]
             if os.path.isdir(full):
-                found += [entry.stat() for entry in os.scandir(full)]
+                files += [entry.stat() for entry in os.scandir(full)]
         except (OSError, ValueError):
             return None
-        return [sum(status.st_size for status in found), max(status.st_mtime_ns for status in found)]
+        return [sum(status.st_size for status in files), max(status.st_mtime_ns for status in files)]
 
 
 @dataclass(frozen=True)
@@ -168,10 +168,12 @@ def list_videos(source: Path, root: Path | None = None, region: str | None = Non
     return Listing(manifest, source, rows)
 
 
-def index_clips(rows: Iterable[ManifestRow], found: Mapping[str, Found]) -> tuple[list[ManifestRow], list[LeftOut]]:
+def index_clips(
+    rows: Iterable[ManifestRow], findings: Mapping[str, Finding]
+) -> tuple[list[ManifestRow], list[LeftOut]]:
     """Return the clips that can be used, with the facts of their files, and each other clip with why it cannot.
 
-    found: of each path.
+    findings: of each path.
     """
 
     def indexed(clip: int, row: ManifestRow, facts: VideoInfo) -> ManifestRow:
@@ -183,13 +185,13 @@ def index_clips(rows: Iterable[ManifestRow], found: Mapping[str, Found]) -> tupl
             del known["width"], known["height"]
         return replace(row, **known)
 
-    return _usable(rows, found, indexed)
+    return _usable(rows, findings, indexed)
 
 
-def scan_clips(listing: Listing, found: Mapping[str, Found]) -> tuple[list[ManifestRow], list[LeftOut]]:
+def scan_clips(listing: Listing, findings: Mapping[str, Finding]) -> tuple[list[ManifestRow], list[LeftOut]]:
     """Return the clips that can be used, as they are listed, and each other clip with why it cannot.
 
-    found: of each path. A file must have the SHA-256 and the number of frames that its row names, and its region.
+    findings: of each path. A file must have the SHA-256 and the number of frames that its row names, and its region.
     """
 
     def unchanged(clip: int, row: ManifestRow, facts: VideoInfo) -> ManifestRow:
@@ -205,18 +207,18 @@ def scan_clips(listing: Listing, found: Mapping[str, Found]) -> tuple[list[Manif
             raise DecodeError(row.path, reason, listed.span, listed.region)
         return row
 
-    return _usable(listing.rows, found, unchanged)
+    return _usable(listing.rows, findings, unchanged)
 
 
 def _usable(
     rows: Iterable[ManifestRow],
-    found: Mapping[str, Found],
+    findings: Mapping[str, Finding],
     checked: Callable[[int, ManifestRow, VideoInfo], ManifestRow],
 ) -> tuple[list[ManifestRow], list[LeftOut]]:
     good = list[ManifestRow]()
     bad = list[LeftOut]()
     for clip, row in enumerate(rows):
-        facts = found[row.path]
+        facts = findings[row.path]
         try:
             if isinstance(facts, DecodeError):
                 raise facts

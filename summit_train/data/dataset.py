@@ -26,7 +26,7 @@ from summit_train.spec.catalog import is_foreign
 class Dataset:
     """The clips of a manifest, and the store that reads them.
 
-    augment: the augmentations of the user's own, of the training set. num_classes: of clips that may have several, see
+    augment: the user's augmentations, of the training set. num_classes: of clips that may have several, see
     Manifest.class_labels.
     """
 

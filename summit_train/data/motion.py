@@ -205,10 +205,10 @@ def write_motion_set(out: str | Path, num_train: int, num_val: int, videos: Moti
     for split, count in zip(SPLITS, (num_train, num_val), strict=True):
         rows = []
         for number in range(count):
-            frames, found = videos.video(split, number)
+            frames, truth = videos.video(split, number)
             path = f"videos/{split}_{number:06d}.mp4"
             write_video(folder / path, frames, FPS, quality=12, key_every=1, b_frames=0)
-            label, boxes = (found, None) if isinstance(found, int) else (";", found)
+            label, boxes = (truth, None) if isinstance(truth, int) else (";", truth)
             rows.append(ManifestRow(path, label, len(frames), boxes=boxes))
             yield rows[-1]
         write_manifest(folder / f"{split}.csv", rows)

@@ -84,19 +84,19 @@ def test_the_reference_has_every_key_with_its_default() -> None:
     assert required == set(fields) - set(defaults)
 
 
-def test_the_reference_has_types_and_limits_in_words() -> None:
+def test_the_reference_has_types_and_limits() -> None:
     values = {key.strip(" `"): value for key, value, _, _ in _rows()}
-    side = "integer, at least 1, at most 4,096"
+    side = "integer ≥1, ≤4,096"
     assert (
         values.items()
         >= {
-            "seed": "integer, at least 0, below 2^63",
+            "seed": "integer ≥0, <2^63",
             "data.flip": "`true`, `false`",
             "data.root": "text, or `null`",
             "data.short_side": f"[{side}; {side}]",
-            "schedule.milestones": "list of number, at least 0",
+            "schedule.milestones": "list of number ≥0",
             "evaluate.crops": "`1`, `3`, `full`",
-            "optimizer.momentum": "number, at least 0, below 1, or `null`",
+            "optimizer.momentum": "number ≥0, <1, or `null`",
             "optimizer.trust_ratio": "a section of keys, or `null`",
             "optimizer.trust_ratio.kind": "`lars`, `bounded`",
         }.items()

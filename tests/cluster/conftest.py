@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.slurm import SITE
 from tests.standins import Standins
 
 
@@ -14,3 +15,11 @@ def standins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Standins:
     for name in ("STANDINS", "PATH"):
         monkeypatch.setenv(name, found.environ[name])
     return found
+
+
+@pytest.fixture(scope="session")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The profile of the tests' Slurm."""
+    path = tmp_path_factory.mktemp("site") / "two_nodes.yaml"
+    path.write_text(SITE)
+    return path

@@ -10,7 +10,6 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -44,18 +43,19 @@ def program(folder: Path, name: str, text: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("name", "status", "found"),
+    ("name", "found"),
     [
-        ("torch", "ok", r"2\..* threads?"),
-        ("video", "ok", r"PyAV .*, decodes h264, mpeg4, vp9, hevc, encodes libx264.*"),
-        ("export", "ok", r"onnx 1\..*, onnxruntime 1\..*, onnxscript 0\..*"),
-        pytest.param("horovod", "ok|warn", r".* built with MPI.*", marks=NO_HOROVOD),
-        pytest.param("mpi4py", "ok", r".*", marks=NO_HOROVOD),
+        ("torch", r"2\..* threads?"),
+        ("video", r"PyAV .*, decodes h264, mpeg4, vp9, hevc, encodes libx264.*"),
+        ("export", r"onnx 1\..*, onnxruntime 1\..*, onnxscript 0\..*"),
+        pytest.param("horovod", r".* built with MPI.*", marks=NO_HOROVOD),
+        pytest.param("mpi4py", r".*", marks=NO_HOROVOD),
     ],
 )
-def test_what_this_machine_has_is_found(name, status, found):
+def test_what_this_machine_has_is_found(name, found):
     check = doctor.check(name)
-    assert re.fullmatch(status, check.status) and re.fullmatch(found, check.found), check
+    assert check.status == "ok" or (name, check.status) == ("horovod", "warn")
+    assert re.fullmatch(found, check.found), check
 
 
 def test_a_torch_that_is_too_new_is_a_warning(monkeypatch):
@@ -110,6 +110,7 @@ TWO_V100 = "2 x Tesla V100 (16 GiB); CUDA 13.0, NCCL 2.29.7"
         (judge_horovod, HOROVOD | {"built_for": "2.13.0", "gpus": 1}, "warn", "0.28.1, built with MPI for torch 2.13.0",
          "gradients go through the host"),
         (judge_gpus, GPUS | {"archs": ["sm_75", "sm_80", "sm_90"]}, "fail", TWO_V100, "no code for Tesla V100"),
+        (judge_gpus, GPUS | {"archs": ["sm_60"]}, "fail", TWO_V100, "no code for Tesla V100"),
         (judge_gpus, GPUS | {"archs": ["sm_70"]}, "ok", TWO_V100, ""),
         (judge_gpus, GPUS | {"archs": ["sm_90", "compute_60"]}, "ok", TWO_V100, ""),
     ],
@@ -120,13 +121,12 @@ def test_facts_are_judged(judge, facts, status, found, fix):
 
 
 def test_a_gpu_that_torch_does_not_see(monkeypatch, tmp_path):
-    none: dict[str, Any] = {"cuda": None, "archs": [], "nccl": None, "devices": []}
     monkeypatch.setenv("PATH", str(tmp_path))
+    none = {"devices": [], "archs": [], "cuda": None, "nccl": None}
     assert judge_gpus(**none) == Check("gpus", "ok", "none; training runs on the CPU")
     program(tmp_path, "nvidia-smi", 'echo "GPU 0: NVIDIA H200 (UUID: GPU-1)"')
-    check = judge_gpus(**none)
-    assert (check.status, check.found) == ("warn", "GPU 0: NVIDIA H200, which torch does not see")
-    assert "built for the CPU" in check.fix
+    fix = "this torch is built for the CPU: install one for CUDA (make setup TORCH=...)"
+    assert judge_gpus(**none) == Check("gpus", "warn", "GPU 0: NVIDIA H200, which torch does not see", fix)
 
 
 @NO_HOROVOD
@@ -142,17 +142,17 @@ def test_two_ranks_of_torchrun_allreduce(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("script", "found", "fix"),
+    ("script", "seconds", "found", "fix"),
     [
         # Ranks that an mpirun of another MPI starts: each believes to be alone.
-        ('[ "$1" = --version ] && exit\nshift 2\n"$@"\nexec "$@"', "'size': 1", "different MPIs"),
-        ('[ "$1" = --version ] && exit\nexec sleep 60', "no answer within 0.5 s", "fix what fails above"),
+        ('shift 2\n"$@"\nexec "$@"', PATIENCE_S, "'size': 1", "different MPIs"),
+        ("exec sleep 60", 0.5, "no answer within 0.5 s", "fix what fails above"),
     ],
 )
-def test_an_mpirun_of_another_mpi_or_one_that_hangs_fails(script, found, fix, monkeypatch, tmp_path):
-    mpirun = program(tmp_path, "mpirun", script)
+def test_an_mpirun_of_another_mpi_or_one_that_hangs_fails(script, seconds, found, fix, monkeypatch, tmp_path):
+    mpirun = program(tmp_path, "mpirun", f'[ "$1" = --version ] && exit\n{script}')
     monkeypatch.setattr(processes, "find_mpirun", lambda: mpirun)
-    monkeypatch.setattr(doctor, "ANSWER_S", 0.5 if "sleep" in script else PATIENCE_S)
+    monkeypatch.setattr(doctor, "ANSWER_S", seconds)
     check = doctor.check_allreduce()
     assert check.status == "fail" and found in check.found and fix in check.fix
 
@@ -163,19 +163,18 @@ def test_parts_of_one_mpi_are_not_taken_for_another():
     assert [path for path in mpis + parts if re.search(MPI_LIBRARY, path)] == mpis
 
 
-def test_an_mpirun_that_refuses_root_says_what_it_needs(monkeypatch, tmp_path):
+@pytest.mark.parametrize("user", [0, 1000])
+def test_an_mpirun_that_refuses_root_says_what_it_needs(monkeypatch, tmp_path, user):
     mpirun = program(tmp_path, "mpirun", "echo 'mpirun (Open MPI) 4.1.8'")
     monkeypatch.setattr(processes, "find_mpirun", lambda: mpirun)
-    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(os, "geteuid", lambda: user)
     for name in ROOT_ALLOWED:
         monkeypatch.delenv(name, raising=False)
     check = doctor.check_mpi()
-    assert check.status == "warn" and check.found == f"mpirun (Open MPI) 4.1.8 at {mpirun}"
-    assert "needs OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1: export both" in check.fix
+    assert (check.status, check.found) == ("ok" if user else "warn", f"mpirun (Open MPI) 4.1.8 at {mpirun}")
+    fix = "needs OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1: export both"
+    assert (fix in check.fix) == ("OMPI_ALLOW_RUN_AS_ROOT" in processes.mpi_environment({})) == (user == 0)
     assert not refuses_root(ROOT_ALLOWED)
-    assert processes.mpi_environment({"HOME": "/root"})["OMPI_ALLOW_RUN_AS_ROOT"] == "1"
-    monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    assert doctor.check_mpi().status == "ok" and "OMPI_ALLOW_RUN_AS_ROOT" not in processes.mpi_environment({})
 
 
 LEFT_OUT = ("ok", "not installed; ranks are joined by torch.distributed (torchrun)")

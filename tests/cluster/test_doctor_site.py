@@ -212,18 +212,20 @@ def test_a_trial_without_findings_fails_with_its_last_words(login, say, tmp_path
     assert "fail  trial job                   no output: do the nodes see this folder?\n" in say(*words)[1]
 
 
-def test_what_starts_the_keeper_is_tried(tmp_path):
-    old = tmp_path / "python"
-    old.write_text("#!/bin/sh\necho 3.6.8\nexit 1\n")
-    old.chmod(0o755)
-    for python, status, found in (
-        (sys.executable, "ok", f"{sys.executable}: 3."),
-        (str(old), "fail", f"{old}: 3.6.8"),
-        ("/no/python", "fail", "/no/python: [Errno 2]"),
-    ):
-        check = check_host_python(python)
-        assert check.status == status and check.found.startswith(found)
-        assert (check.fix == "host_python must be Python 3.9 or newer, on all nodes") == (status == "fail")
+@pytest.mark.parametrize(
+    ("python", "status", "found"),
+    [
+        (sys.executable, "ok", ": 3."),
+        ("{login}/python", "fail", ": 3.6.8"),
+        ("/no/python", "fail", ": [Errno 2]"),
+    ],
+)
+def test_what_starts_the_keeper_is_tried(login, python, status, found):
+    program(login, "python", "echo 3.6.8\nexit 1")
+    python = python.format(login=login)
+    check = check_host_python(python)
+    assert check.status == status and check.found.startswith(f"{python}{found}")
+    assert (check.fix == "host_python must be Python 3.9 or newer, on all nodes") == (status == "fail")
 
 
 def test_a_container_is_checked_as_far_as_a_login_node_can(login, tmp_path, monkeypatch):

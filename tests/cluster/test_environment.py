@@ -15,7 +15,6 @@ import shutil
 import subprocess
 import sys
 import tarfile
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -227,31 +226,21 @@ def test_ranks_start_from_the_copy_and_leave_the_original_alone(tiny, tmp_path):
     assert calls["copy"] < 700 and calls["shared"] > calls["copy"] + 500, calls
 
 
-def _flipped(offset: Callable[[Names], int]) -> Callable[[bytes, Names], bytes]:
-    def flip(content: bytes, names: Names) -> bytes:
-        at = offset(names)
-        return content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :]
-
-    return flip
-
-
-DAMAGE = {
-    "a flipped bit": _flipped(
-        lambda names: next(one.offset_data for name, one in names.items() if name.endswith("/os.py"))
-    ),
-    "a flipped bit of a name": _flipped(lambda names: next(iter(names.values())).offset),
-    "the end is missing": lambda content, names: content[: names["SHA256SUMS"].offset],
-}
-
-
-@pytest.mark.parametrize("what", DAMAGE)
+@pytest.mark.parametrize("what", ["a bit of a file", "a bit of a name", "the end"])
 def test_a_damaged_file_is_not_used(tiny, names, tmp_path, what):
+    content = bytearray(tiny.file.read_bytes())
+    if what == "the end":
+        del content[names["SHA256SUMS"].offset :]
+    elif what == "a bit of a name":
+        content[next(iter(names.values())).offset] ^= 1
+    else:
+        content[next(member.offset_data for name, member in names.items() if name.endswith("/os.py"))] ^= 1
     file = tmp_path / "damaged.tar"
-    file.write_bytes(DAMAGE[what](tiny.file.read_bytes(), names))
+    file.write_bytes(content)
     output, (noted,) = _run(tiny, tmp_path, file=file)
     assert output.count("warning: ") == 1 and noted["prefix"] == str(tiny.prefix)
     assert f"{file} is not on every node's {tmp_path}/disk; the ranks start from the shared environment" in output
-    assert what != "a flipped bit" or "/os.py: FAILED\n" in output
+    assert what != "a bit of a file" or "/os.py: FAILED\n" in output
 
 
 @pytest.mark.parametrize("keys", [("setup=[ulimit -f 64]",), ("node_local=/nowhere",)])
@@ -342,15 +331,12 @@ def test_submit_packs_it_once(monkeypatch, write_spec, tmp_path):
 
 
 def test_submit_names_it(monkeypatch, write_spec, say, tmp_path):
+    """The golden scripts have its lines."""
     monkeypatch.setattr(submit, "environment_files", lambda: {"a": b"1"})
     file = f"{tmp_path}/runs/environments/{environment_key({'a': b'1'})}.tar"
     words = ("--site", "slurm_generic", "--set", "stage_environment=true", "--nodes", "1", "--set", "ranks_per_node=2")
-    status, script, said = say("submit", write_spec("one"), *words, "--dry-run")
-    assert status == 0 and f"environment  {file} to /tmp\n" in said, said
-    assert (
-        f"\n# {{python}}: of each node's copy of {file}\n" in script and "\n    {python} -m summit_train tr" in script
-    )
-    assert not Path(file).exists()
+    status, _, err = say("submit", write_spec("one"), *words, "--dry-run")
+    assert status == 0 and f"environment  {file} to /tmp\n" in err and not Path(file).exists()
 
 
 @pytest.mark.nightly

@@ -127,15 +127,11 @@ def test_a_speed_of_ones_own_goes_before_the_sites():
 
 
 def test_the_largest_share_costs_its_time():
-    """1,536 virtual GPUs: three on some of 600 ranks, three at most on 516 too, two on 768."""
+    """1,536 virtual GPUs: three on some of 600 ranks, three at most on 516 too, two on 768, four on half of those."""
     hours = {nodes: _cost("tsm_r50_8f_1536gpu", nodes, speed=100.0).hours for nodes in (100, 86, 128)}
-    assert hours[100] == hours[86] and hours[100] == pytest.approx(1.5 * (hours[128] or 0))
-
-
-def test_accumulation_costs_its_time():
-    sites = (load_site("summit", [f"gpus_per_node={gpus}"]) for gpus in (6, 3))
-    once, twice = (_cost("tsm_r50_8f_1536gpu", 128, site=site).hours for site in sites)
-    assert once and twice == pytest.approx(2 * once)
+    assert hours[100] == hours[86] == pytest.approx(1.5 * hours[128])
+    half = _cost("tsm_r50_8f_1536gpu", 128, site=load_site("summit", ["gpus_per_node=3"]), speed=100.0)
+    assert half.hours == pytest.approx(2 * hours[128])
 
 
 @pytest.mark.parametrize(
@@ -181,11 +177,18 @@ def test_a_sites_failures_say_how_often_to_save(background):
         assert save_often(often, spec, plan) == (spec, [])
 
 
-def test_a_speed_or_walltime_that_is_none():
-    speeds, prices = ({"speed": 0.0}, {"speed": math.nan}, {"speed": math.inf}), ({"price": -1.0}, {"price": math.inf})
-    for asked in (*speeds, *prices, {"price": math.nan}, {"walltime": 0}, {"max_requeues": -1}):
-        with pytest.raises(UserError, match=r"--(speed|walltime|price|max-requeues) must be"):
-            _cost("tsm_r50_8f", 1, **asked)
+@pytest.mark.parametrize(
+    "asked",
+    [
+        *({"speed": value} for value in (0.0, math.nan, math.inf)),
+        *({"price": value} for value in (-1.0, math.nan, math.inf)),
+        {"walltime": 0},
+        {"max_requeues": -1},
+    ],
+)
+def test_what_cannot_be_asked_for(asked):
+    with pytest.raises(UserError, match=r"--(speed|walltime|price|max-requeues) must be"):
+        _cost("tsm_r50_8f", 1, **asked)
 
 
 @pytest.mark.parametrize(("nodes", "jobs", "requeues"), [(64, 1, 3), (32, 2, 4), (8, 5, 10)])

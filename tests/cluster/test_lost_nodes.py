@@ -11,11 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from summit_train.spec import load_spec
-from tests.cluster.test_slurm import BY_TORCH, SITE, set_words, wait_for_step
 from tests.conftest import spec_writer
 from tests.runs import assert_bit_equal, difference, final_state, records, steps_of
-from tests.slurm import Slurm, running_slurm
+from tests.slurm import BY_TORCH, Slurm, running_slurm, submit, wait_for_step
 
 pytestmark = [pytest.mark.nightly]
 KEYS = {
@@ -42,25 +40,10 @@ def all_nodes(cluster: Slurm) -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("site") / "three_nodes.yaml"
-    path.write_text(SITE)
-    return path
-
-
-def submit(cluster: Slurm, site: Path, spec: Path, nodes: int, *keys: str) -> str:
-    words = ["submit", str(spec), "--site", str(site), "--nodes", str(nodes), "--walltime", "0:30"]
-    status, said = cluster.program(*words, *set_words([*BY_TORCH, *keys]))
-    assert status == 0, said
-    submitted = load_spec(spec, []).run_path / "job/submitted.jsonl"
-    return re.findall(r'"id": "(\d+)"', submitted.read_text())[-1]
-
-
-@pytest.fixture(scope="module")
 def whole(cluster: Slurm, site: Path, motion_set: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run on two nodes that nothing disturbed."""
     folder = tmp_path_factory.mktemp("whole")
-    cluster.wait(submit(cluster, site, spec_writer(motion_set, folder)("whole", **KEYS), 2), "COMPLETED")
+    cluster.wait(submit(cluster, site, spec_writer(motion_set, folder)("whole", **KEYS), *BY_TORCH), "COMPLETED")
     return folder / "runs/whole"
 
 
@@ -70,7 +53,7 @@ def whole(cluster: Slurm, site: Path, motion_set: Path, tmp_path_factory: pytest
 )
 def test_a_lost_node_costs_seconds_and_nothing_else(cluster, site, whole, write_spec, tmp_path, nodes, keys, now):
     spec, run = write_spec(**KEYS), tmp_path / "runs/run"
-    job = submit(cluster, site, spec, nodes, *keys.split())
+    job = submit(cluster, site, spec, *BY_TORCH, *keys.split(), nodes=nodes)
     wait_for_step(cluster, job, run, 15)
     cluster.lose("n2")
     lost = time.time()
@@ -94,7 +77,7 @@ def test_a_lost_node_costs_seconds_and_nothing_else(cluster, site, whole, write_
 def test_a_job_that_loses_its_script_is_requeued(cluster, site, whole, write_spec, tmp_path):
     """n1 runs the script: from n2 a step sees that it is lost."""
     spec, run = write_spec(**KEYS), tmp_path / "runs/run"
-    job = submit(cluster, site, spec, 2, "spare_nodes=1")
+    job = submit(cluster, site, spec, *BY_TORCH, "spare_nodes=1")
     wait_for_step(cluster, job, run, 15)
     cluster.lose("n1")
     cluster.wait_until(lambda: cluster.show(job)["Restarts"] == "1", "the requeue")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from contextlib import ExitStack
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -149,29 +149,19 @@ def test_the_ranks_read_different_files(write_spec, tmp_path):
 
 
 def test_ranks_that_share_a_shard_read_different_parts(write_spec, motion_set, tmp_path):
-    sets = dict[str, str]()
-    for name in ("train", "val"):
-        sets[name] = str(tmp_path / name)
-        assert (
-            main(["data", "pack", str(motion_set / f"{name}.csv"), sets[name], "--kind", "bytes", "--workers", "0"])
-            == 0
-        )
-    train = Dataset.open(load_spec(write_spec(data=sets), []), "train")
-    ((shard,),) = [{path for path, _ in files_of(train, rank, 4)} for rank in (0,)]
-    assert shard.name == "000000.tar"
+    packed = str(tmp_path / "packed")
+    assert main(["data", "pack", str(motion_set / "train.csv"), packed, "--kind", "bytes", "--workers", "0"]) == 0
+    train = Dataset.open(load_spec(write_spec(data={"train": packed, "val": packed}), []), "train")
+    shard = tmp_path / "packed/000000.tar"
     assert [list(files_of(train, rank, 4)) for rank in range(4)] == [[(shard, rank / 4)] for rank in range(4)]
 
 
-def _on_nodes(spec: Path, *, is_slow: bool, checked: bool = True) -> int:
-    """Train as a rank on a node of its own, which the job asks to check the nodes; rank SLOW may be slowed down."""
+def _on_nodes(spec: Path) -> int:
+    """Train as a rank on a node of its own, which the job asks to check the nodes; rank SLOW is slowed down."""
     node_check._TURNS = 2
     rank = this_launch().rank
-    os.environ["SLURMD_NODENAME"] = f"n{rank}"
-    if checked:
-        os.environ[CHECK_NODES] = "1"
-    with ExitStack() as held:
-        if is_slow and rank == SLOW:
-            held.enter_context(slowed())
+    os.environ |= {"SLURMD_NODENAME": f"n{rank}", CHECK_NODES: "1"}
+    with slowed() if rank == SLOW else nullcontext():
         return main_without_reports(["train", str(spec)])
 
 
@@ -182,7 +172,7 @@ def test_a_slow_node_is_left_out_where_the_job_has_spares(write_spec, tmp_path):
     spec, run = write_spec(**SMALL), tmp_path / "runs/run"
     (run / "job").mkdir(parents=True)
     (run / "job/spares").write_text("3 3\n")
-    status, output = forked(RANKS, lambda: _on_nodes(spec, is_slow=True))
+    status, output = forked(RANKS, lambda: _on_nodes(spec))
     assert status == 1, output
     named = dict(line.split(" ", 1) for line in (run / "job/bad_nodes").read_text().splitlines())
     assert named[f"n{SLOW}"].startswith("slow in matrix products: "), output
@@ -197,7 +187,7 @@ def test_without_spares_a_slow_node_is_a_warning_and_training_is_the_same(write_
     spec, job = write_spec("checked", **SMALL), tmp_path / "runs/checked/job"
     job.mkdir(parents=True)
     (job / "spares").write_text("0 3\n")
-    status, output = forked(RANKS, lambda: _on_nodes(spec, is_slow=True))
+    status, output = forked(RANKS, lambda: _on_nodes(spec))
     assert status == 0, output
     assert f"warning: n{SLOW} is slow in matrix products: " in output
     assert "the job has 0 spare nodes" in output and not (job / "bad_nodes").exists()

@@ -184,49 +184,39 @@ def test_a_node_that_breaks_between_two_starts_is_left_out(standins, tmp_path):
 
 
 DOMAINS = "n1.hsn\nn1.hsn\nn2.hsn\nn3.hsn\n"
-# What the scheduler names as the job's hosts, job/bad_nodes, what pbsnodes says of hosts, and the hosts that are used.
-BAD_NODES = [
-    (THREE, "\n# n2\n n1 Xid 74\n", "", "n2 n3"),
-    (THREE, "", "", "n1 n2"),
-    (THREE, "\ufeffn1\r\n", "", "n2 n3"),
-    (THREE, "n2: ECC", "", "n1 n3"),
-    (THREE, "n9,n1\n", "", "n2 n3"),
-    (THREE, "n[1-2]\n", "", "n1 n2"),
-    ("10.0.0.1\n10.0.0.1\n10.0.0.2\n10.0.0.3\n", "10.0.0.2 slow\n", "", "10.0.0.1 10.0.0.3"),
-    (DOMAINS, "n2\n", "", "n1.hsn n3.hsn"),
-    (DOMAINS, "", "n1   offline Xid 74\nn9 down\n", "n2.hsn n3.hsn"),
-]
+DOWN = "n1   offline Xid 74\nn9 down\n"
 
 
 @pytest.mark.parametrize(
-    ("site", "cases"),
+    ("site", "hosts", "bad", "down", "left"),
     [
-        # All scripts read the file in the same way; they differ in how they name hosts.
-        pytest.param("hydra", BAD_NODES, marks=pytest.mark.nightly),
-        ("pals", BAD_NODES[7:]),
-        *((site, BAD_NODES[:1]) for site in ("flux", "srun", "mpirun")),
+        *((site, THREE, "\ufeffn1 Xid 74\n# n2\n", "", "n2 n3") for site in ("hydra", "flux", "srun", "mpirun")),
+        ("hydra", THREE, "n[1-2]\n", "", "n1 n2"),
+        ("hydra", "10.0.0.1\n10.0.0.1\n10.0.0.2\n10.0.0.3\n", "10.0.0.2 slow\n", "", "10.0.0.1 10.0.0.3"),
+        ("pals", DOMAINS, "n2\n", "", "n1.hsn n3.hsn"),
+        ("pals", DOMAINS, "", DOWN, "n2.hsn n3.hsn"),
     ],
 )
-def test_bad_nodes_are_left_out_and_missed_where_none_is_spare(standins, tmp_path, site, cases):
+def test_bad_nodes_are_left_out_and_missed_where_none_is_spare(standins, tmp_path, site, hosts, bad, down, left):
+    """hosts: of the scheduler; down: the answer of pbsnodes. tests/core/test_run_folder.py has the file's forms."""
     script, run = prepared(standins, site, tmp_path / "run")
-    for hosts, bad, down, left in cases:
-        (standins.folder / "hosts").write_text(hosts)
-        (standins.folder / "pbsnodes").write_text(down)
-        (run / "job/bad_nodes").write_text(bad)
-        status, output = run_to_end(standins, script)
-        assert status == 0
-        wrong = "job/bad_nodes: 'n[1-2]' must be a node's name; write a line for each node\n"
-        assert (wrong in output) == ("[" in bad) == ("must be" in output)
-        (run / "job/done").unlink()
-        trainer = standins.calls("trainer")[-1]
-        options = standins.calls(LAUNCHERS[site])[-1]["options"]
-        if site in NEW_JOBS:
-            assert trainer["MASTER_ADDR"] == left.split()[0]
-            assert trainer["PBS_NODEFILE"] == str(standins.folder / "hosts")
-        assert (run / "job/hosts").read_text().replace(" slots=4", "").split() == left.split()
-        names = next(options[name] for name in ("--nodelist", "--requires", "--hostfile", "-f") if name in options)
-        by_name = site in ("flux", "srun")
-        assert names.removeprefix("host:") == (left.replace(" ", ",") if by_name else f"{run}/job/hosts")
-    (run / "job/bad_nodes").write_text("n1\nn2\n")
+    (standins.folder / "hosts").write_text(hosts)
+    (standins.folder / "pbsnodes").write_text(down)
+    (run / "job/bad_nodes").write_text(bad)
+    status, output = run_to_end(standins, script)
+    assert status == 0, output
+    wrong = "job/bad_nodes: 'n[1-2]' must be a node's name; write a line for each node\n"
+    assert (wrong in output) == ("[" in bad)
+    (trainer,) = standins.calls("trainer")
+    options = standins.calls(LAUNCHERS[site])[-1]["options"]
+    if site in NEW_JOBS:
+        assert trainer["MASTER_ADDR"] == left.split()[0]
+        assert trainer["PBS_NODEFILE"] == str(standins.folder / "hosts")
+    assert (run / "job/hosts").read_text().replace(" slots=4", "").split() == left.split()
+    names = next(options[name] for name in ("--nodelist", "--requires", "--hostfile", "-f") if name in options)
+    by_name = site in ("flux", "srun")
+    assert names.removeprefix("host:") == (left.replace(" ", ",") if by_name else f"{run}/job/hosts")
+    (run / "job/done").unlink()
+    (run / "job/bad_nodes").write_text(left.replace(" ", "\n"))
     status, output = run_to_end(standins, script)
     assert status == 1 and "needed: 2; set spare_nodes or min_nodes in the site profile" in output

@@ -127,14 +127,8 @@ def _standins(folder: Path, scheduler: str, launcher: str) -> Standins:
     return standins
 
 
-@pytest.mark.parametrize(
-    ("scheduler", "launcher"),
-    [
-        pytest.param("pbs", "mpiexec", marks=pytest.mark.nightly),
-        pytest.param("pbs", "pals", marks=pytest.mark.nightly),
-        pytest.param("flux", "flux", marks=pytest.mark.nightly),
-    ],
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize(("scheduler", "launcher"), [("pbs", "mpiexec"), ("pbs", "pals"), ("flux", "flux")])
 def test_a_job_that_the_walltime_ends_goes_on_as_a_new_one(write_spec, tmp_path, whole, scheduler, launcher):
     standins = _standins(tmp_path / "standins", scheduler, launcher)
     spec, run = write_spec(NAME, schedule=EPOCHS), tmp_path / "runs" / NAME

@@ -15,7 +15,6 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -26,39 +25,15 @@ from summit_train.cluster.submit import submissions, write_job
 from summit_train.spec import load_spec
 from tests.conftest import WriteSpec, spec_writer
 from tests.runs import assert_bit_equal, final_state, steps_of
-from tests.slurm import NODES, Slurm, running_slurm
+from tests.slurm import BY_TORCH, Slurm, checkpoints, set_words, submit, wait_for_step
 from tests.worlds import ROOT, lines
 
 pytestmark = [pytest.mark.slow]
 
 # Enough steps that a run is still at it when a signal arrives.
 EPOCHS = {"schedule": {"epochs": 8, "warmup_epochs": 1}}
-SITE = f"""
-name: two_nodes
-extends: {ROOT}/configs/sites/slurm_generic.yaml
-gpus_per_node: 0
-ranks_per_node: 1
-cores_per_node: 1
-bind: false
-warning_seconds: 10
-directives: []
-environment:
-  OMP_NUM_THREADS: {{value: "1", why: both nodes are one machine}}
-  OMPI_MCA_mpi_yield_when_idle: {{value: "1", why: a rank that waits leaves the core to the others}}
-"""
 # In a shell's program in the place of Python: the job keeper is the real one.
 KEEPER = f'[ "$2" != summit_train.cluster.keeper ] || exec {sys.executable} "$@"\n'
-# Without PMIx srun's ranks find each other by the job's number, here at an address that is named: this machine does not
-# know its nodes' names.
-BY_TORCH = ("comm=torch", "launcher_options=[]", "setup=[export MASTER_ADDR=127.0.0.1]")
-
-
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The profile of the test's cluster."""
-    path = tmp_path_factory.mktemp("site") / "two_nodes.yaml"
-    path.write_text(SITE)
-    return path
 
 
 @pytest.fixture(scope="module")
@@ -67,31 +42,6 @@ def whole(slurm: Slurm, site: Path, motion_set: Path, tmp_path_factory: pytest.T
     folder = tmp_path_factory.mktemp("whole")
     slurm.wait(submit(slurm, site, spec_writer(motion_set, folder)("whole", **EPOCHS)), "COMPLETED")
     return folder / "runs/whole"
-
-
-def set_words(keys: Iterable[str]) -> list[str]:
-    return [word for key in keys for word in ("--set", key)]
-
-
-def submit(slurm: Slurm, site: Path, spec: Path, *keys: str, status: int = 0) -> str:
-    """Submit to both nodes; the job's id, as the run folder has it, or what is said where it is refused."""
-    words = ["submit", str(spec), "--site", str(site), "--nodes", "2", "--walltime", "0:30"]
-    ended, said = slurm.program(*words, *set_words(keys))
-    assert ended == status and "Traceback" not in said, said
-    submitted = load_spec(spec, []).run_path / "job/submitted.jsonl"
-    return said if status else str(json.loads(submitted.read_text().splitlines()[-1])["id"])
-
-
-def wait_for_step(slurm: Slurm, job: str, run: Path, step: int) -> None:
-    """Wait until the job, which must not end before, has written down a step."""
-    running = ("PENDING", "RUNNING", "COMPLETING")
-    slurm.wait_until(lambda: max(steps_of(run), default=0) >= step or slurm.state(job) not in running, "a step")
-    assert slurm.state(job) == "RUNNING", slurm.output(job)
-
-
-def checkpoints(run: Path) -> list[int]:
-    """The steps of the checkpoints of a run."""
-    return sorted(int(path.stem.removeprefix("step_")) for path in (run / "checkpoints").glob("step_*.pt"))
 
 
 def test_a_run_is_trained_over_both_nodes(slurm, whole):
@@ -197,18 +147,10 @@ def test_a_cancelled_job_stays_cancelled(slurm, site, write_spec, tmp_path):
     assert slurm.state(job) == "CANCELLED" and slurm.show(job)["Restarts"] == "0"
 
 
-@pytest.mark.parametrize(
-    ("name", "keys", "status", "said"),
-    [
-        # Slurm replaces %j in the whole path of a job's output, and fails to start the job.
-        ("at 50%j", (), 2, "runs/at 50%j/job: Slurm cannot write output below a name with % or \\; change it"),
-        ("refused", ("queue=nowhere",), 1,
-         "sbatch refused (exit status 1): sbatch: error: invalid partition specified: nowhere"),
-    ],
-)  # fmt: skip
-def test_what_slurm_does_not_take_is_refused_in_one_line(slurm, site, write_spec, tmp_path, name, keys, status, said):
-    assert said in submit(slurm, site, write_spec(name), *keys, status=status)
-    assert not (tmp_path / "runs" / name / "job/submitted.jsonl").exists()
+def test_what_slurm_refuses_is_named(slurm, site, write_spec, tmp_path):
+    message = "sbatch refused (exit status 1): sbatch: error: invalid partition specified: nowhere"
+    assert message in submit(slurm, site, write_spec(), "queue=nowhere", status=1)
+    assert not (tmp_path / "runs/run/job/submitted.jsonl").exists()
 
 
 @pytest.mark.nightly
@@ -264,17 +206,6 @@ def test_ranks_know_their_places_on_their_nodes(slurm, tmp_path, launcher, nodes
     assert slurm.output(job).splitlines() == [
         f"{rank} {rank % each} {each} {name} n{1 + rank // each} {backend}" for rank in range(nodes * each)
     ]
-
-
-def test_a_stopped_cluster_leaves_no_process(slurm, tmp_path):
-    """Stopped in the middle of a job whose script and step ignore what asks them to end."""
-    script = "#!/bin/bash\ntrap '' TERM\nsrun -N2 bash -c 'trap \"\" TERM; echo here; while :; do sleep 1; done'\n"
-    with running_slurm(tmp_path) as second:
-        job = second.submit(script, "--nodes=2")
-        second.wait_until(lambda: second.state(job) == "RUNNING" and second.output(job).count("here") == 2, "the steps")
-        assert len(second.processes()) >= 8
-    assert second.processes() == []
-    assert slurm.run("sinfo", "-h", "-o", "%D").strip() == str(len(NODES))
 
 
 # --- a sweep as a job array

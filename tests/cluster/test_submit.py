@@ -78,6 +78,13 @@ def test_sbatch_is_called_in_the_scripts_folder(standins, spec, answer, after, w
     assert (call["words"], call["folder"]) == (words, str(spec.run_path / "job"))
 
 
+def test_a_folder_that_slurm_misreads_is_refused():
+    """It replaces %j in the whole path of a job's output, and fails to start the job."""
+    message = r"^/at 50%j/job: Slurm cannot write output below a name with % or \\; change it$"
+    with pytest.raises(UserError, match=message):
+        SLURM.batch.words(Path("/at 50%j/job/job.sh"), "srun")
+
+
 def test_an_answer_without_a_job_is_passed_on(standins, spec):
     _, script = _written(spec, SLURM)
     (standins.folder / "sbatch").write_text("welcome to the cluster\n")

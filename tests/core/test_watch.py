@@ -24,20 +24,16 @@ from summit_train.core.watch import Ballot, Neighbour, Stopped, StopRequest, Wat
 from tests.worlds import forked, run
 
 
-class _Stalled(World):
-    who, host = "rank 3 on node7", "node7"
-
-    def __init__(self) -> None:
-        pass
-
-
 def test_a_rank_that_stalls_says_where_ends_all_and_names_its_node(tmp_path: Path) -> None:
     (tmp_path / "job").mkdir()
     (tmp_path / "job/spares").write_text("1 1\n")
 
     def work() -> int:
         os.environ["SUMMIT_TRAIN_FAILURE"] = str(tmp_path / "job/failure.1.0")
-        with Watchdog(_Stalled(), 0.2) as watchdog:
+        world = World()
+        world.host = "node7"
+        world.who = "rank 3 on node7"
+        with Watchdog(world, 0.2) as watchdog:
             watchdog.at("loading the clips of step 2")
             time.sleep(60)
         return 0
@@ -73,7 +69,9 @@ class _Before(Neighbour):
 
 
 def test_a_rank_that_makes_progress_is_left_alone(clock: SimpleNamespace) -> None:
-    watchdog = Watchdog(World(), None)
+    before = set(threading.enumerate())
+    with Watchdog(World(), None) as watchdog:
+        assert set(threading.enumerate()) <= before  # without a stall time nothing is watched
     for step in range(8):
         watchdog.at(f"in step {step}")
         clock.now += 100.0
@@ -106,12 +104,6 @@ def test_a_rank_that_is_busy_speaks_before_all_that_wait(
     clock.now = speaks + 1.0
     text = f"no progress for {speaks + 1} s while in step 8; rank 6 on node3 {says}"
     assert watchdog._fault(100.0, _Before(silent)) == text
-
-
-def test_without_a_stall_time_nothing_is_watched() -> None:
-    before = set(threading.enumerate())
-    with Watchdog(World(), None):
-        assert set(threading.enumerate()) <= before
 
 
 class _Rank(World):

@@ -16,7 +16,7 @@ import pytest
 
 from summit_train.core.errors import UserError
 from summit_train.data.check import (
-    Found,
+    Finding,
     Journal,
     LeftOut,
     Listing,
@@ -38,7 +38,7 @@ from tests.worlds import PATIENCE_S
 FACTS = VideoInfo(9, 29.97, 32, 16, 0.3003, "h264", "ab" * 32)
 
 
-def _die_of_b(path: str) -> Found:
+def _die_of_b(path: str) -> Finding:
     if path == "b":
         os._exit(1)
     return FACTS
@@ -47,7 +47,7 @@ def _die_of_b(path: str) -> Found:
 NEVER_BACK = "its reader never came back"
 
 
-def _hang_at_b(path: str) -> Found:
+def _hang_at_b(path: str) -> Finding:
     if path == "b":
         time.sleep(1000)
     return FACTS
@@ -61,7 +61,7 @@ def _hang_at_b(path: str) -> Found:
     ],
 )
 def test_a_file_that_kills_or_holds_its_process_is_named_and_the_rest_follows(
-    examine_b: Callable[[str], Found], seconds: float, message: str
+    examine_b: Callable[[str], Finding], seconds: float, message: str
 ) -> None:
     found = list(spread(examine_b, "abc", workers=1, seconds=seconds))
     assert str(found[1]) == f"b: {message}"
@@ -206,7 +206,7 @@ def test_videos_outside_class_folders_and_folders_without_any_are_refused(tmp_pa
 
 
 def test_clips_are_sorted_into_good_ones_and_errors_each_once() -> None:
-    found: dict[str, Found] = dict.fromkeys("acd", FACTS) | {"f": DecodeError("f", "is empty")}
+    found: dict[str, Finding] = dict.fromkeys("acd", FACTS) | {"f": DecodeError("f", "is empty")}
     rows = [ManifestRow(path, 0) for path in "ffacd"]
     # A video in both directions is not a copy of itself; of a file with a bad span the others are good.
     rows += [replace(rows[2], reversed=True), replace(rows[2], span=Span(8, 10)), replace(rows[2], span=Span(5))]

@@ -21,14 +21,8 @@ def _scores(rows: list[list[float]], labels: list[int]) -> Scores:
 def test_top_k_by_hand() -> None:
     scores = _scores([[3, 2, 1], [1, 3, 2], [1, 3, 2], [1, 2, 3]], [0, 0, 1, 1])
     assert scores.right(1).tolist() == [True, False, True, False]
-    assert scores.top(1) == 50.0
-    assert scores.top(2) == 75.0
-    assert scores.top(3) == 100.0
-
-
-def test_equal_scores_are_ordered_by_class() -> None:
-    """All scores equal: class 0 is the answer, so 1 of 4 is right and not 4 of 4 or none."""
-    assert _scores([[1, 1, 1, 1]] * 4, [0, 1, 2, 3]).top(1) == 25.0
+    assert [scores.top(k) for k in (1, 2, 3)] == [50.0, 75.0, 100.0]
+    assert _scores([[1, 1, 1, 1]] * 4, [0, 0, 0, 3]).top(1) == 75.0, "class 0 is first of equal ones"
 
 
 def test_a_video_that_was_not_read_is_wrong_whatever_its_scores() -> None:
@@ -44,44 +38,28 @@ def test_saved_scores_open_without_pickle(tmp_path: Path) -> None:
     with np.load(tmp_path / "predictions" / "a.npz", allow_pickle=False) as saved:
         found = {name: column.tolist() for name, column in saved.items()}
     assert found == {
-        "video": [0, 1],
-        "label": [1, 1],
-        "scores": [[1, 2], [4, 3]],
-        "is_read": [True, True],
-        "path": [clips[0].path, "a.mp4"],
-        "start_frame": [0, 3],
-        "end_frame": [-1, 7],
-        "reversed": [False, True],
-        "left": [0, 1],
-        "top": [0, 2],
-        "width": [0, 30],
-        "height": [0, 4],
-        "class_names": ["x", "y z"],
-    }
+        "video": [0, 1], "label": [1, 1], "scores": [[1, 2], [4, 3]], "is_read": [True, True],
+        "path": [clips[0].path, "a.mp4"], "start_frame": [0, 3], "end_frame": [-1, 7], "reversed": [False, True],
+        "left": [0, 1], "top": [0, 2], "width": [0, 30], "height": [0, 4], "class_names": ["x", "y z"],
+    }  # fmt: skip
 
 
 def test_checkpoints_of_one_name_have_names_of_their_own() -> None:
     assert prediction_names([Path("a/x.pt"), Path("a/y.pt"), Path("b/x.pt")]) == ["x_1", "y", "x_2"]
 
 
-def test_average_precision_by_hand() -> None:
-    """Positives at ranks 1 and 3 of 4: (1 + 2/3) / 2. Of four that share one score, two are positive: 1/2."""
-    positive = np.array([[1, 1], [0, 1], [1, 0], [0, 0]], bool)
-    scores = np.array([[0.9, 5.0], [0.8, 5.0], [0.7, 5.0], [0.6, 5.0]])
-    assert average_precisions(positive, scores) == pytest.approx([5 / 6, 1 / 2], rel=1e-15)
-
-
-def test_a_tie_counts_as_one_threshold() -> None:
-    """A positive alone on top, then a tie of a positive and two others: 1/2 * 1 + 1/2 * 2/4."""
-    positive, scores = np.array([[1], [0], [1], [0]], bool), np.array([[3.0], [1], [1], [1]])
-    assert average_precisions(positive, scores) == pytest.approx([3 / 4], rel=1e-15)
-
-
-def test_a_video_without_scores_is_never_found() -> None:
-    """Two positives, one of them unreadable: the other one, on top, gives 1/2. With none readable there is nothing."""
-    positive, scores = np.array([[1], [0], [1]], bool), np.array([[2.0], [1.0], [np.nan]])
-    assert average_precisions(positive, scores).tolist() == [0.5]
-    assert average_precisions(positive, np.full((3, 1), np.nan)).tolist() == [0.0]
+@pytest.mark.parametrize(
+    ("positive", "scores", "expected"),
+    [
+        ([[1, 1], [0, 1], [1, 0], [0, 0]], [[0.9, 5], [0.8, 5], [0.7, 5], [0.6, 5]], [(1 + 2 / 3) / 2, 1 / 2]),
+        ([[1], [0], [1], [0]], [[3], [1], [1], [1]], [(1 + 2 / 4) / 2]),  # a tie is one threshold
+        ([[1], [0], [1]], [[2], [1], [np.nan]], [1 / 2]),  # the unreadable video is never found
+        ([[1], [0], [1]], [[np.nan]] * 3, [0]),
+    ],
+)
+def test_average_precision_by_hand(positive: list[list[int]], scores: list[list[float]], expected: list[float]) -> None:
+    found = average_precisions(np.array(positive, bool), np.array(scores, float))
+    assert found == pytest.approx(expected, rel=1e-15)
 
 
 def test_average_precision_is_scikit_learns() -> None:

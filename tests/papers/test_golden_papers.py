@@ -39,6 +39,26 @@ SCRIPTS = (
 )
 
 
+COSTS = ("multiply_adds", "parameters")
+# The rows of a table by name: family and data set, the published cost, and the counted one.
+ROWS = {
+    "printed": ("TSM", "Kinetics", (5e9, 3e6), (4e9, 2e6)),
+    "counted": ("TSM", "Kinetics", (None, None), (4e9, 2e6)),
+    "without a size": ("ECO", "Kinetics", (6e9, None), (None, None)),
+    "without a cost": ("TSM", "Kinetics", (None, None), (None, None)),
+    "another set": ("TSM", "Jester", (None, None), (4e9, 2e6)),
+}
+
+
+def table_of_rows() -> dict[str, Any]:
+    rows = []
+    for label, (family, data_set, published, counted) in ROWS.items():
+        paper = {"family": family, "top1": {data_set: 70.0}, "clips": 10} | dict(zip(COSTS, published, strict=True))
+        rows.append({"label": label, "published": paper} | dict(zip(COSTS, counted, strict=True)))
+    table = {"number": 3, "title": "a table", "setting": "ten clips"}
+    return {"rows": rows, "data_sets": ["Kinetics"], "overrides": ["a=b"], "table": table}
+
+
 def one_done(*args: Any) -> dict[str, Any]:
     """The values of a sweep, of which one run is done, and one that trains has validated."""
     values: dict[str, Any] = AS_VALUES(*args)
@@ -63,6 +83,9 @@ def golden_lines() -> Iterator[str]:
             yield from out.getvalue().splitlines()
             if "--out" in words:
                 yield from Path("out.svg").read_text(encoding="utf-8").splitlines()
+    yield "==== a table with rows that lack a cost"
+    latency.draw(Path("rows.svg"), table_of_rows())
+    yield from Path("rows.svg").read_text(encoding="utf-8").splitlines()
 
 
 def test_the_papers_tables_are_those_of_the_golden_file() -> None:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -83,44 +81,6 @@ def test_table_6_on_small_networks_with_its_figure(script: Script, tmp_path: Pat
     assert rows["ECO, 16 frames"]["published"]["latency_ms"] == 30.6
     assert values["relative_to"] == "I3D 3x1x1"
     assert out.read_bytes().startswith(b"\x89PNG") and json.loads(out.with_suffix(".json").read_text()) == values
-
-
-TOP1, COUNTED = {"Kinetics": 70.0}, {"multiply_adds": 4e9, "parameters": 2e6}
-
-
-def _row(label: str, top1: dict[str, float], counted: dict[str, float] | None, **paper: Any) -> dict[str, Any]:
-    published = {"family": "TSM", "top1": top1, "multiply_adds": None, "parameters": None, "clips": 1} | paper
-    return {"label": label, "published": published} | (counted or dict.fromkeys(COUNTED))
-
-
-ROWS = [
-    _row("printed", TOP1, COUNTED, multiply_adds=5e9, parameters=3e6, clips=10),
-    _row("counted", TOP1, COUNTED),
-    _row("no size", TOP1, None, multiply_adds=6e9, family="ECO"),
-    _row("no cost", TOP1, None),
-    _row("another set", {"Jester": 97.0}, COUNTED),
-]
-VALUES = {
-    "rows": ROWS,
-    "data_sets": ["Kinetics"],
-    "overrides": [],
-    "table": {"number": 3, "title": "a table", "setting": "ten clips"},
-}
-
-
-def test_the_published_cost_is_taken_and_the_counted_one_where_there_is_none() -> None:
-    assert latency.points_of(ROWS, "Kinetics") == [
-        latency.Point("printed", "TSM", 50.0, 70.0, 3e6, counted=False),
-        latency.Point("counted", "TSM", 4.0, 70.0, 2e6, counted=True),
-        latency.Point("no size", "ECO", 6.0, 70.0, None, counted=False),
-    ]
-
-
-def test_the_figure_names_what_it_leaves_out(tmp_path: Path) -> None:
-    latency.draw(tmp_path / "figure.svg", VALUES)
-    # Text is drawn as paths; matplotlib writes a comment next to each line.
-    drawn = " ".join(re.findall(r"<!-- (.*?) -->", (tmp_path / "figure.svg").read_text()))
-    assert "Left out, without a cost: no cost; another set." in drawn
 
 
 def test_a_frame_of_detectors_is_timed_and_its_boxes_apart(script: Script, tmp_path: Path) -> None:

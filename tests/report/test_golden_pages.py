@@ -204,14 +204,18 @@ def index_text(folder: Path) -> str:
 
 
 def golden_lines() -> Iterator[str]:
-    """Yield the lines of the file: of a case's page those that differ from the whole run's, whose are cut."""
+    """Yield the lines of the file.
+
+    Of a case's page: the lines of the whole run's that it lacks, as `-first,count`, and those that it has instead.
+    """
     pages = every_page()
     whole = pages["whole run"].splitlines()
     for name, page in pages.items():
         yield f"==== {name}"
         if name in CASES and page != pages["whole run"]:
             _, _, *lines = difflib.unified_diff(whole, page.splitlines(), n=0, lineterm="")
-            yield from (line[:40] if line.startswith("-") else line for line in lines if not line.startswith("@@"))
+            kept = (line for line in lines if not line.startswith("-"))
+            yield from (line.split()[1] if line.startswith("@@") else line for line in kept)
         else:
             yield from page.splitlines()
 

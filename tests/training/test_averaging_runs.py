@@ -19,7 +19,7 @@ from summit_train.core.run_folder import learner_path
 from summit_train.core.saved import load_newest
 from summit_train.core.watch import Watchdog
 from summit_train.data.batches.order import Order
-from summit_train.plan import make_plan
+from summit_train.plan import BatchSize, make_plan
 from summit_train.spec import Spec, spec_from_values
 from tests.closeness import assert_near
 from tests.conftest import WriteSpec, spec_writer
@@ -169,16 +169,12 @@ def _spec(clips_per_gpu: int = 32, epochs: int = 10, **grow: Any) -> Spec:
 
 def test_the_ladder_is_that_of_the_paper() -> None:
     """Section III: 576 is the largest multiple of 32 that a learner's 596 clips hold; 18 steps an epoch at first."""
+    ladder = [(32, 18), (64, 9), (128, 4), (256, 2), (512, 1), (576, 1)]
     plan = make_plan(_spec(), 16, UCF101)
-    assert [size.clips_per_gpu for size in plan.ladder] == [32, 64, 128, 256, 512, 576]
-    assert [size.steps_per_epoch for size in plan.ladder] == [18, 9, 4, 2, 1, 1]
-    assert [size.global_batch for size in plan.ladder] == [16 * size.clips_per_gpu for size in plan.ladder]
+    assert list(plan.ladder) == [BatchSize(clips, 16 * clips, steps) for clips, steps in ladder]
+    assert plan.values()["ladder"][1] == {"clips_per_gpu": 64, "global_batch": 1024, "steps_per_epoch": 9}
     assert [size.clips_per_gpu for size in make_plan(_spec(64), 16, UCF101).ladder] == [64, 128, 256, 512, 576]
     assert [size.clips_per_gpu for size in make_plan(_spec(factor=4, max=300), 16, UCF101).ladder] == [32, 128, 300]
-    assert plan.values()["ladder"][1] == {"clips_per_gpu": 64, "global_batch": 1024, "steps_per_epoch": 9}
-
-
-def test_a_batch_beyond_the_share_is_refused() -> None:
     make_plan(_spec(max=596), 16, UCF101)
     with pytest.raises(UserError, match=r"max: 597 clips do not fit a learner's epoch: 16 learners have 596"):
         make_plan(_spec(max=597), 16, UCF101)
@@ -205,33 +201,26 @@ def test_the_learning_rate_is_read_by_the_progress_of_the_epoch() -> None:
     assert plan.learning_rate(60, plan.ladder[0]) == plan.learning_rate(60)
 
 
-@pytest.fixture
-def growing(write_spec: WriteSpec) -> Path:
-    """4 learners of 2 clips with 20 each: 10, 5, 2, 1, 1 steps an epoch. With this margin every decision but the first
-    grows the batch."""
+def test_a_run_whose_batch_grows_keeps_it_when_it_goes_on(write_spec: WriteSpec, tmp_path: Path) -> None:
+    """4 learners of 2 clips with 20 each: with this margin every decision but the first grows the batch.
+
+    Epochs of 10, 10, 5 and 2 steps; then once more from the end of epoch 2, whose validation decides on epoch 3.
+    """
     parallel = {"method": "averaging", "period": 4, "grow_batch": {"margin": 1000.0}}
-    return write_spec(
-        parallel=parallel, schedule={"epochs": 4}, evaluate={"every_epochs": 1},
-        checkpoint={"keep": 9, "keep_best": "top1"},
-        precision="fp64", optimizer={"name": "adam", "base_lr": 1e-3, "lr_scaling": "none"},
-    )  # fmt: skip
-
-
-def test_a_run_whose_batch_grows_keeps_it_when_it_goes_on(growing: Path, tmp_path: Path) -> None:
-    """Epochs of 10, 10, 5 and 2 steps; then once more from the end of epoch 2, whose validation decides on epoch 3."""
+    checkpoint = {"keep": 9, "keep_best": "top1"}
+    common = {"evaluate": {"every_epochs": 1}, "schedule": {"epochs": 4}, "precision": "fp64", "optimizer": ADAM}
+    growing, run = write_spec(parallel=parallel, checkpoint=checkpoint, **common), tmp_path / "runs/run"
     output = train(0, growing)
-    run = tmp_path / "runs/run"
     assert "epoch 2: batch of a learner grows from 2 clips to 4, 5 steps an epoch" in output
     steps = [record["step"] for record in records(run, "step")]
     assert steps == [*range(1, 21), *range(26, 31), 39, 40]
-    keys = ("epoch", "clips_per_gpu", "global_batch")
-    assert [tuple(r[key] for key in keys) for r in records(run, "batch")] == [(1, 2, 8), (2, 4, 16), (3, 8, 32)]
-    accuracies = [record["top1"] for record in records(run, "eval")]
-    assert [record["accuracy"] for record in records(run, "batch")] == accuracies[:3]
+    batches = [(one["epoch"], one["clips_per_gpu"], one["global_batch"]) for one in records(run, "batch")]
+    assert batches == [(1, 2, 8), (2, 4, 16), (3, 8, 32)]
+    accuracies = [record["top1"] for record in records(run, "eval")][:3]
+    assert [record["accuracy"] for record in records(run, "batch")] == accuracies
     assert [record["step"] for record in records(run, "average")] == [4, 8, 10, 14, 18, 20, 29, 30, 40]
     whole = final_state(run)
-    best_accuracy = max(record["accuracy"] for record in records(run, "batch"))
-    assert whole["growth"] == {"clips_per_gpu": 8, "best": best_accuracy, "validations": 3}
+    assert whole["growth"] == {"clips_per_gpu": 8, "best": max(accuracies), "validations": 3}
     for later in (*run.glob("checkpoints/step_00000040*"), *run.glob("checkpoints/step_00000030*")):
         later.unlink()
     (run / "metrics.jsonl").unlink()  # no decision is read from it

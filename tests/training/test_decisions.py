@@ -65,12 +65,6 @@ def test_the_first_of_the_highest_is_the_best(tmp_path: Path) -> None:
     assert not Decisions(_spec(tmp_path), LADDER).update(1, 10, {"top1": 50.0}).is_best
 
 
-def test_the_checkpoint_at_which_a_line_begins_is_not_its_best() -> None:
-    best = Decisions(_spec(checkpoint={"keep_best": "top1"}), LADDER)
-    best.line = 10
-    assert not best.update(1, 10, {"top1": 50.0}).is_best and best.update(2, 20, {"top1": 1.0}).is_best
-
-
 def test_the_best_is_named_in_a_file(tmp_path: Path) -> None:
     spec = _spec(tmp_path, checkpoint={"keep_best": "top1"})
     one = Decisions(spec, LADDER)
@@ -86,10 +80,11 @@ def test_the_best_is_named_in_a_file(tmp_path: Path) -> None:
     assert not best_path(tmp_path).exists() and other.update(3, 30, {"top1": 0.0}).is_best
 
 
-def test_another_measure_begins_with_no_best() -> None:
-    one = Decisions(_spec(checkpoint={"keep_best": "top1"}), LADDER)
-    one.update(1, 10, {"top1": 50.0})
-    assert _again(one, _spec(checkpoint={"keep_best": "top5"})).best_step == 0
+def test_another_measure_and_a_longer_run_begin_with_no_best() -> None:
+    best = Decisions(_spec(checkpoint={"keep_best": "top1"}), LADDER)
+    best.line = 10  # the checkpoint at which it was extended is not its best
+    assert not best.update(1, 10, {"top1": 50.0}).is_best and best.update(2, 20, {"top1": 1.0}).is_best
+    assert _again(best, _spec(checkpoint={"keep_best": "top5"})).best_step == 0
 
 
 @pytest.mark.parametrize(
@@ -150,21 +145,12 @@ def _grown(accuracies: Sequence[float | None], **keys: Any) -> list[int | None]:
 
 
 def test_growth_by_hand() -> None:
-    """Below the best: grow. Equal: stay. The largest stays. The first never grows, even at 0."""
+    # Below the best: grow. Equal: stay. The largest stays. The first never grows, even at 0.
     assert _grown([0.0, 10.0, 10.0, 9.0, 12.0, 11.9, 1.0]) == [4, 4, 4, 8, 8, 12, 12]
-
-
-def test_an_unknown_accuracy_decides_nothing() -> None:
     assert _grown([10.0, None, 9.0, 9.5]) == [4, None, 8, 12]
-
-
-def test_a_margin_demands_an_improvement_by_that_factor() -> None:
-    """1.1: after 10 comes 10.9 < 11, then 12 >= 11.99 (the best is 10.9), then 13.1 < 13.2."""
+    # A factor of 1.1: after 10 comes 10.9 < 11, then 12 >= 11.99 (the best is 10.9), then 13.1 < 13.2.
     assert _grown([10.0, 10.9, 12.0, 13.1], margin=1.1) == [4, 8, 8, 12]
     assert _grown([10.0, 9.5, 8.9], margin=0.9) == [4, 4, 8]
-
-
-def test_every_second_validation_decides_and_the_others_are_not_looked_at() -> None:
     assert _grown([50.0, 10.0, 60.0, 9.0, 0.0, 11.0], every=2) == [None, 4, None, 8, None, 8]
 
 
@@ -261,9 +247,8 @@ def test_a_kill_when_the_best_is_named_changes_nothing(write_spec: WriteSpec, tm
 
     assert forked(0, work)[0] == -signal.SIGKILL
     train(0, spec)
-    assert {record["step"]: record["top1"] for record in records(run, "eval")} == {
-        record["step"]: record["top1"] for record in records(whole, "eval")
-    }
+    validated, expected = ({one["step"]: one["top1"] for one in records(folder, "eval")} for folder in (run, whole))
+    assert validated == expected
     assert best_path(run).read_text() == best_path(whole).read_text()
     assert {path.name for path in find_checkpoints(run)} == {path.name for path in find_checkpoints(whole)}
     assert_bit_equal(final_state(whole), final_state(run))
@@ -282,23 +267,17 @@ def test_more_epochs_have_a_best_and_a_mean_of_their_own(write_spec: WriteSpec, 
 
 
 @pytest.mark.parametrize(
-    ("sections", "wrong"),
+    ("word", "wrong"),
     [
-        ({}, r"schedule\.early_stop: must be null if evaluate\.every_epochs is 0"),
-        (
-            {"schedule": {"early_stop": {"measure": "top5", "epochs": 2}}, "evaluate": {"every_epochs": 1}},
-            r"schedule\.early_stop\.measure: must be top1 or val_loss with loss\.kind softmax, got top5",
-        ),
-        (
-            {"loss": {"kind": "binary"}, "evaluate": {"every_epochs": 1}},
-            r"schedule\.early_stop\.measure: must be map or val_loss with loss\.kind binary, got top1",
-        ),
+        ("evaluate.every_epochs=0", r"early_stop: must be null if evaluate\.every_epochs is 0"),
+        ("schedule.early_stop.measure=top5", r"measure: must be top1 or val_loss with loss\.kind softmax, got top5"),
+        ("loss.kind=binary", r"measure: must be map or val_loss with loss\.kind binary, got top1"),
     ],
 )
-def test_what_no_validation_can_decide_is_refused(write_spec: WriteSpec, sections: dict[str, Any], wrong: str) -> None:
+def test_what_no_validation_can_decide_is_refused(write_spec: WriteSpec, word: str, wrong: str) -> None:
     schedule = {"early_stop": {"measure": "top1", "epochs": 2}}
-    with pytest.raises(UserError, match=wrong):
-        load_spec(write_spec(**{"schedule": schedule, **sections}))
+    with pytest.raises(UserError, match=rf"schedule\.(early_stop\.)?{wrong}"):
+        load_spec(write_spec(schedule=schedule, evaluate={"every_epochs": 1}), [word])
 
 
 # The LR is next to nothing and no statistic moves, so that every validation is as good as the first one.
@@ -345,20 +324,14 @@ def test_checkpoints_of_validated_epochs_are_due(stopped: Path) -> None:
     assert [epoch for epoch in range(1, 7) if is_due(without, epoch)] == [5, 6]
 
 
-def _without_last_validation(run: Path) -> None:
-    """As if the run had been killed in its last validation."""
-    lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
-    last = max(number for number, line in enumerate(lines) if '"eval"' in line)
-    (run / "metrics.jsonl").write_text("".join(lines[:last]))
-    (run / "eval.json").unlink()
-    (run / "checkpoints/step_00000018.measures.json").unlink()
-
-
 @needs_ranks
 def test_a_run_killed_in_the_validation_that_ends_it_stops_there_on_other_ranks(stopped: Path) -> None:
     """Nothing is trained again. From an earlier checkpoint: "early stop, keep best" of test_golden_runs.py."""
     again = rewound(stopped, "again", 24)
-    _without_last_validation(again)
+    log = (again / "metrics.jsonl").read_text()
+    (again / "metrics.jsonl").write_text(log[: log.rindex('{"kind": "eval"')])
+    (again / "eval.json").unlink()
+    (again / "checkpoints/step_00000018.measures.json").unlink()
     out = train(2, again)
     assert "step_00000018.pt" in out and "epoch 3: stops early" in out
     assert steps_of(again) == list(range(1, 19))

@@ -1,7 +1,4 @@
-"""Freezing by name in a run, until an epoch; an unfrozen weight's first update, with every solver.
-
-On other ranks and after a resume at that epoch: the runs "freeze ..." of test_golden_runs.py.
-"""
+"""Freezing by name in a run, until an epoch; an unfrozen weight's first update, with every solver."""
 
 from __future__ import annotations
 
@@ -25,15 +22,11 @@ from summit_train.training.exchange import Exchange
 from summit_train.training.timer import StepTimer
 from tests.conftest import made_once, spec_writer
 from tests.runs import load_any
-from tests.worlds import command, train
+from tests.worlds import succeed, train
 
 # conv1 and a norm inside for the whole run, layer1 for two epochs of three, fc's weight for one.
-FREEZE = [
-    "conv1",
-    "layer2.0.bn1",
-    {"names": ["layer1.*"], "until_epoch": 2},
-    {"names": ["fc.weight"], "until_epoch": 1},
-]
+UNTIL = [{"names": ["layer1.*"], "until_epoch": 2}, {"names": ["fc.weight"], "until_epoch": 1}]
+FREEZE = ["conv1", "layer2.0.bn1", *UNTIL]
 SECTIONS: dict[str, Any] = {
     "precision": "fp64",
     "schedule": {"epochs": 3},
@@ -64,20 +57,17 @@ def test_each_part_begins_to_move_after_its_epochs(whole: Path) -> None:
     first = initial_network(load_spec(whole / "spec.yaml"), torch.device("cpu")).state_dict()
     states = {0: first} | {epoch: state["model"] for epoch, state in _states(whole).items()}
 
-    def moves(name: str) -> list[bool]:
-        return [not torch.equal(states[epoch][name], states[epoch + 1][name]) for epoch in range(3)]
-
-    for name in ("conv1.weight", "layer2.0.bn1.weight", "layer2.0.bn1.running_mean"):
-        assert moves(name) == [False] * 3, name
-    for name in ("layer1.0.conv1.weight", "layer1.1.bn2.bias", "layer1.1.bn2.running_var"):
-        assert moves(name) == [False, False, True], name
-    assert moves("fc.weight") == [False, True, True]
-    for name in ("fc.bias", "layer2.0.conv1.weight", "bn1.running_mean", "layer4.1.bn2.weight"):
-        assert moves(name) == [True] * 3, name
-
-
-def test_only_what_is_trained_has_a_momentum(whole: Path) -> None:
-    """The network has 62 parameters: conv1 and a norm are never trained, layer1 has 12."""
+    begins = {
+        "conv1.weight layer2.0.bn1.weight layer2.0.bn1.running_mean": 3,
+        "layer1.0.conv1.weight layer1.1.bn2.bias layer1.1.bn2.running_var": 2,
+        "fc.weight": 1,
+        "fc.bias layer2.0.conv1.weight bn1.running_mean layer4.1.bn2.weight": 0,
+    }
+    for names, begin in begins.items():
+        for name in names.split():
+            moves = [not torch.equal(states[epoch][name], states[epoch + 1][name]) for epoch in range(3)]
+            assert moves == [epoch >= begin for epoch in range(3)], name
+    # Of 62 parameters conv1 and a norm are never trained, layer1 has 12. Only what is trained has a momentum.
     assert [len(state["optimizer"]["state"]) for state in _states(whole).values()] == [62 - 3 - 12 - 1, 47, 59]
 
 
@@ -89,8 +79,7 @@ def test_eval_recomputes_the_statistics_that_each_checkpoint_trained(whole: Path
 
     before = scores()
     shutil.rmtree(whole / "predictions")
-    status, output = command(0, "eval", str(whole))
-    assert status == 0, output
+    succeed(0, "eval", str(whole))
     assert len(before) == 3 and scores() == before
 
 

@@ -45,6 +45,7 @@ OTHER_WEIGHTS = 1e-5
 
 NOT_COMPARED = ("kind", "time", "seconds")
 
+# The golden file has the digest of these bytes.
 PARTS = '''
 import numpy as np
 import torch

@@ -15,7 +15,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from summit_train.core.errors import describe
 from summit_train.core.run_log import EvalRecord, StartRecord, StepRecord
 from summit_train.training.metrics import RunLog
-from tests.runs import full_disk
+from tests.runs import full_disk, records
 
 _STEP = StepRecord(
     step=1, epoch=0, loss=1.25, lr=0.1, clips_per_second=8.0, step_s=1.0, data_wait_s=0.25, top1=50.0, bad_clips=0
@@ -30,17 +30,20 @@ def _log(folder: Path, start: int = 0) -> RunLog:
     return RunLog(folder, "a b", start, 4)
 
 
+def _scalars(folder: Path, name: str) -> list[tuple[int, float]]:
+    """The (step, value) pairs that TensorBoard shows."""
+    events = EventAccumulator(str(folder / "tensorboard")).Reload()
+    return [(event.step, event.value) for event in events.Scalars(name)]
+
+
 def test_records_are_lines_of_json_and_events(tmp_path: Path) -> None:
     with _log(tmp_path) as log:
         log.step(_step(1))
         log.step(_step(2, loss=math.nan))
         log.write(EvalRecord(epoch=1, step=2, measures={"top1": 75.0, "top5": 100.0}, videos=4))
-    records = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert [(r["kind"], r["step"]) for r in records] == [("step", 1), ("step", 2), ("eval", 2)]
-    assert records[0]["loss"] == 1.25 and records[1]["loss"] is None
-    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
-    assert [(e.step, e.value) for e in events.Scalars("step/loss")] == [(1, 1.25)]
-    assert [(e.step, e.value) for e in events.Scalars("eval/top1")] == [(2, 75.0)]
+    assert [(record["step"], record["loss"]) for record in records(tmp_path, "step")] == [(1, 1.25), (2, None)]
+    assert [record["step"] for record in records(tmp_path, "eval")] == [2]
+    assert _scalars(tmp_path, "step/loss") == [(1, 1.25)] and _scalars(tmp_path, "eval/top1") == [(2, 75.0)]
 
 
 def test_a_resumed_run_hides_the_events_beyond_its_checkpoint(tmp_path: Path) -> None:
@@ -51,8 +54,7 @@ def test_a_resumed_run_hides_the_events_beyond_its_checkpoint(tmp_path: Path) ->
                 log.step(_step(step))
         (path,) = (tmp_path / "tensorboard").glob("events.out.tfevents.*.*")
         path.rename(path.with_name(f"events.out.tfevents.{start}"))  # read in the order of their names
-    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
-    assert [event.step for event in events.Scalars("step/loss")] == [1, 2, 3]
+    assert [step for step, _ in _scalars(tmp_path, "step/loss")] == [1, 2, 3]
 
 
 def test_half_a_line_of_a_killed_run_stays_its_own_line(tmp_path: Path) -> None:
@@ -60,13 +62,7 @@ def test_half_a_line_of_a_killed_run_stays_its_own_line(tmp_path: Path) -> None:
     with _log(tmp_path) as log:
         log.write(StartRecord(step=0, ranks=2))
     record = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[1])
-    assert record.pop("time") <= time.time() and record == {
-        "kind": "start",
-        "step": 0,
-        "ranks": 2,
-        "startup_s": None,
-        "job": None,
-    }
+    assert record["kind"] == "start" and record["time"] <= time.time()
 
 
 def test_the_noise_scale_is_shown_until_the_next_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -74,11 +70,9 @@ def test_the_noise_scale_is_shown_until_the_next_one(tmp_path: Path, capsys: pyt
         log.step(_step(2, noise_scale=math.inf))
         log.step(_step(3, noise_scale=1234.5))
         log.step(_step(4))
-    records = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert [record.get("noise_scale", "none") for record in records] == [None, 1234.5, "none"]
+    assert [record.get("noise_scale", "none") for record in records(tmp_path, "step")] == [None, 1234.5, "none"]
     assert "data wait 25 %  noise scale 1,230 clips  0 s left" in capsys.readouterr().out
-    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
-    assert [(event.step, event.value) for event in events.Scalars("step/noise_scale")] == [(3, 1234.5)]
+    assert _scalars(tmp_path, "step/noise_scale") == [(3, 1234.5)]
 
 
 def test_plain_lines_where_the_output_is_no_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -26,7 +26,7 @@ from summit_train.evaluation import evaluation
 from summit_train.plan import validates
 from summit_train.report import page
 from summit_train.report.records import RunRecord
-from summit_train.spec import load_spec, spec_from_values
+from summit_train.spec import load_spec
 from summit_train.training.checkpoint import save_checkpoint
 from summit_train.training.state import Extension
 from summit_train.training.step import TrainStep
@@ -365,19 +365,10 @@ def test_more_epochs_of_a_run_without_a_checkpoint_are_added_once(one_epoch_run:
 
 
 @pytest.mark.parametrize(("every", "epochs"), [(0, []), (1, [1, 2, 3, 4, 5]), (2, [2, 4, 5]), (9, [5])])
-def test_a_run_validates_every_so_often_and_after_its_last_epoch(every: int, epochs: list[int]) -> None:
-    data = {"train": "train.csv", "val": "val.csv", "num_frames": 8}
-    spec = spec_from_values(
-        {
-            "name": "run",
-            "model": {"arch": "tsm", "num_classes": 4},
-            "data": data,
-            "scale": {"gpus": 1, "clips_per_gpu": 2},
-            "schedule": {"epochs": 5},
-            "evaluate": {"every_epochs": every},
-        },
-        "here",
-    )
+def test_a_run_validates_every_so_often_and_after_its_last_epoch(
+    write_spec: WriteSpec, every: int, epochs: list[int]
+) -> None:
+    spec = load_spec(write_spec(schedule={"epochs": 5}, evaluate={"every_epochs": every}))
     assert [epoch for epoch in range(1, 6) if validates(spec, epoch)] == epochs
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -13,6 +13,8 @@ from summit_train.core.comm import World
 from summit_train.data.batches.order import virtual_gpus_of
 from summit_train.training.running_statistics import RunningStatistics
 from tests.closeness import assert_near
+
+DONE = torch.zeros(())
 
 
 class _Foreign(nn.BatchNorm2d):
@@ -26,6 +28,18 @@ def _normed_batches(count: int) -> list[torch.Tensor]:
     return [2 * torch.randn(6, 3, 4, 4, generator=generator, dtype=torch.float64) + 1 for _ in range(count)]
 
 
+def _step(
+    statistics: RunningStatistics, norm: nn.Module, batches: Sequence[torch.Tensor], skipped: torch.Tensor = DONE
+) -> None:
+    """Make a step in which the norm runs once in each micro-batch."""
+    statistics.begin_step()
+    for batch in batches:
+        norm(batch)
+        statistics.end_pass()
+    statistics.start_mean()
+    statistics.finish(skipped, 0)
+
+
 @pytest.mark.parametrize("accumulation", [1, 2, 3, 8])
 def test_every_micro_batch_has_the_same_weight(accumulation: int) -> None:
     """r <- (1 - m) r + m / A * sum(s_i), for mean and (unbiased) variance, over three steps."""
@@ -35,31 +49,19 @@ def test_every_micro_batch_has_the_same_weight(accumulation: int) -> None:
     batches = _normed_batches(3 * accumulation)
     for step in range(3):
         mine = batches[step * accumulation : (step + 1) * accumulation]
-        statistics.begin_step()
-        for batch in mine:
-            norm(batch)
-            statistics.end_pass()
-        statistics.start_mean()
-        statistics.finish(torch.zeros(()), 0)
+        _step(statistics, norm, mine)
         mean = 0.9 * mean + 0.1 * torch.stack([b.mean((0, 2, 3)) for b in mine]).mean(0)
         var = 0.9 * var + 0.1 * torch.stack([b.var((0, 2, 3)) for b in mine]).mean(0)
-    assert norm.running_mean is not None and norm.running_var is not None
-    assert_near(norm.running_mean, mean, 1e-13)
-    assert_near(norm.running_var, var, 1e-13)
+    assert_near(norm.get_buffer("running_mean"), mean, 1e-13)
+    assert_near(norm.get_buffer("running_var"), var, 1e-13)
 
 
 def test_a_skipped_step_leaves_no_trace() -> None:
     norm = nn.BatchNorm2d(3)
-    statistics = RunningStatistics(norm, 2, World())
-    statistics.begin_step()
-    for _ in range(2):
-        norm(torch.full((2, 3, 2, 2), float("nan")))
-        statistics.end_pass()
-    assert norm.running_mean is not None and norm.running_mean.isnan().all()
-    statistics.start_mean()
-    statistics.finish(torch.ones(()), 0)
-    assert norm.running_mean.tolist() == [0, 0, 0]
-    assert norm.running_var is not None and norm.running_var.tolist() == [1, 1, 1]
+    nan = torch.full((2, 3, 2, 2), float("nan"))
+    _step(RunningStatistics(norm, 2, World()), norm, [nan, nan], skipped=torch.ones(()))
+    assert norm.get_buffer("running_mean").tolist() == [0, 0, 0]
+    assert norm.get_buffer("running_var").tolist() == [1, 1, 1]
 
 
 @pytest.mark.parametrize("accumulation", [1, 3])
@@ -106,11 +108,8 @@ class _Rank(World):
 @pytest.mark.parametrize(
     ("kind", "calls", "momentum"),
     [
-        (nn.BatchNorm2d, 1, 0.1),
-        (nn.BatchNorm2d, 1, 1.0),
-        (_Foreign, 2, 0.1),
-        (_Foreign, 2, 1.0),
-        (_Foreign, 2, None),
+        *((nn.BatchNorm2d, 1, momentum) for momentum in (0.1, 1.0)),
+        *((_Foreign, 2, momentum) for momentum in (0.1, 1.0, None)),
     ],
 )
 def test_uneven_shares_add_up_to_one_ranks(kind: type[nn.BatchNorm2d], calls: int, momentum: float | None) -> None:
@@ -139,20 +138,11 @@ def test_uneven_shares_add_up_to_one_ranks(kind: type[nn.BatchNorm2d], calls: in
         assert norm.momentum == momentum
 
 
-def test_outside_of_a_step_a_norm_is_torchs_own() -> None:
-    norm, (batch,) = _Foreign(3, momentum=0.5, dtype=torch.float64), _normed_batches(1)
-    RunningStatistics(norm, 1, World())
-    norm(batch)
-    assert_near(norm.get_buffer("running_mean"), 0.5 * batch.mean((0, 2, 3)), 1e-13)
-
-
-def test_a_call_outside_of_a_step_is_not_counted_within_it() -> None:
-    norm, (outside, inside) = _Foreign(3, momentum=1.0, dtype=torch.float64), _normed_batches(2)
+def test_a_call_outside_of_a_step_is_torchs_and_does_not_count_within_one() -> None:
+    norm, batches = _Foreign(3, momentum=0.5, dtype=torch.float64), _normed_batches(2)
+    outside, inside = (batch.mean((0, 2, 3)) for batch in batches)
     statistics = RunningStatistics(norm, 1, World())
-    norm(outside)
-    statistics.begin_step()
-    norm(inside)
-    statistics.end_pass()
-    statistics.start_mean()
-    statistics.finish(torch.zeros(()), 0)
-    assert_near(norm.get_buffer("running_mean"), inside.mean((0, 2, 3)), 1e-13)
+    norm(batches[0])
+    assert_near(norm.get_buffer("running_mean"), 0.5 * outside, 1e-13)
+    _step(statistics, norm, batches[1:])
+    assert_near(norm.get_buffer("running_mean"), 0.25 * outside + 0.5 * inside, 1e-13)

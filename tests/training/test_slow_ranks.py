@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -29,21 +30,21 @@ RANKS, SLOW = 4, 1
 CPU = torch.device("cpu")
 
 
+@dataclass
 class At:
     """A mark at a time of the device."""
 
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
+    seconds: float
 
     def seconds_to(self, later: At) -> float:
         return later.seconds - self.seconds
 
 
 def _timer(number: int, *phases: tuple[str, float]) -> StepTimer:
-    """The timer of a step with phases of so many seconds each."""
+    """The timer of a step; phases: their names and seconds."""
     timer = StepTimer(CPU, number)
-    timer.laps = [("", cast(Mark, At(5.0)))]
     now = 5.0
+    timer.laps = [("", cast(Mark, At(now)))]
     for phase, seconds in phases:
         now += seconds
         timer.laps.append((phase, cast(Mark, At(now))))
@@ -142,9 +143,8 @@ def test_windows_end_with_every_hundredth_step_and_are_read_with_the_next(tmp_pa
     assert [one["data_wait_s"] for one in times] == [[0.25, 0.0, 0.0, 0.0]] * 4
     (slow,) = records(tmp_path, "slow_rank")
     del slow["time"]
-    assert slow == {
-        "kind": "slow_rank", "step": 400, "rank": 1, "host": "n1", "part": "compute", "seconds": 2.0, "median_s": 1.125,
-    }  # fmt: skip
+    where = {"kind": "slow_rank", "step": 400, "rank": 1, "host": "n1", "part": "compute"}
+    assert slow == where | {"seconds": 2.0, "median_s": 1.125}
     (warning,) = records(tmp_path, "warning")
     own = "in the last 100 it took 2e+03 ms of its own for each micro-batch, 1.78 times the median of 4 ranks"
     assert warning["text"] == f"rank 1 on h1 is slow in steps 101 to 400, mostly in its compute: {own}"

@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -84,24 +85,15 @@ def test_clocks_that_are_set_apart_are_brought_together(tmp_path: Path) -> None:
 
     status, output = forked(RANKS, work)
     assert status == 0, output
-    found = [json.loads((tmp_path / str(rank)).read_text()) for rank in range(RANKS)]
-    assert found[0] == [0, 0]
-    for wrong, error in found[1:]:
+    first, *others = (json.loads((tmp_path / str(rank)).read_text()) for rank in range(RANKS))
+    assert first == [0, 0]
+    for wrong, error in others:
         assert 0 < error < 1 and abs(wrong) <= error + 1e-9
 
 
-class At:
-    """A mark at a time of the host's clock."""
-
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
-
-    def host_time(self, now: Mark) -> float:
-        return self.seconds
-
-
 def _at(seconds: float) -> Mark:
-    return cast(Mark, At(seconds))
+    """A mark at a time of the host's clock."""
+    return cast(Mark, SimpleNamespace(host_time=lambda now: seconds))
 
 
 def _slices(number: int, data_wait: float, forward: float, end: float, offset: float = 0.0) -> list[Slice]:

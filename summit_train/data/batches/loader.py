@@ -199,14 +199,14 @@ def varied(pixels: Frames, variations: Sequence[Variation], seed: int, drawn: Dr
 class TrainingClips:
     """Reads the micro-batch of a key, or one clip.
 
-    own: the augmentations of the user's own, as the run began with them. num_classes: of clips that may have several,
+    augment: the user's augmentations, as the run began with them. num_classes: of clips that may have several,
     see Manifest.class_labels.
     """
 
     data: DataSpec
     store: Store
     seed: int
-    own: tuple[OwnPart, ...] = ()
+    augment: tuple[OwnPart, ...] = ()
     num_classes: int | None = None
 
     @cached_property
@@ -216,10 +216,10 @@ class TrainingClips:
         if self.data.built_in_augment == "rand_augment":
             vary = RandAugment(**self.data.rand_augment_settings.model_dump())
             variations.append(Variation(vary, "rand_augment"))
-        if self.own:
+        if self.augment:
             from summit_train.data.video.own_augment import OwnAugment  # loads torch, to seed it
 
-            for number, part in enumerate(self.own):
+            for number, part in enumerate(self.augment):
                 variations.append(Variation(OwnAugment(part), "own_augment", (number,)))
         return variations
 
@@ -230,7 +230,7 @@ class TrainingClips:
         with a bad video raises DecodeError when it is its turn; with "skip" it names the substitutes.
         """
         keys = order.micro_batches(rank, ranks, steps)
-        modules = [_OWN_AUGMENT] if self.own else []
+        modules = [_OWN_AUGMENT] if self.augment else []
         return Batches(self, keys, self.data.num_workers(), self.data.clip_seconds, modules)
 
     def __call__(self, key: MicroBatchKey, reading: Reading) -> MicroBatch:
@@ -260,15 +260,15 @@ class TrainingClips:
         others = rng.key(self.seed, "substitute", *draw).integers(len(self.store.manifest), size=_MAX_SUBSTITUTES)
         for tried in (draw[1], *(other for other in others.tolist() if other != draw[1])):
             try:
-                found = self.clip(tried, draw, reading)
+                views_and_boxes = self.clip(tried, draw, reading)
             except DecodeError as error:
                 if self.data.on_bad_clip == "fail":
                     raise
                 failed.append(BadClip(tried, error.path, error.reason, None))
             else:
-                bad += [replace(one, substitute=tried) for one in failed[:1]] + failed[1:]
-                return tried, *found
-        num_others = len({one.clip for one in failed[1:]})
+                bad += [replace(first, substitute=tried) for first in failed[:1]] + failed[1:]
+                return tried, *views_and_boxes
+        num_others = len({bad_clip.clip for bad_clip in failed[1:]})
         reason = f"{failed[0].reason}; nor can {counted(num_others, 'other clip')} be read in its place"
         raise DecodeError(failed[0].path, reason if num_others else failed[0].reason)
 

@@ -94,7 +94,7 @@ def open_store(data: DataSpec, manifest: Manifest) -> Store:
         every = shards.pack.packing.every
         modality = shards.pack.packing.modality
         place = f"{manifest.source}:"
-        found = "" if modality == data.modality else f"holds {modality}"
+        wrong = "" if modality == data.modality else f"holds {modality}"
         if (cut := shards.pack.packing.region) != data.region:
             right = "set data.region=columns" if cut else "pack the clips again, with --region columns"
             has = "regions of frames" if cut else "whole frames"
@@ -109,13 +109,13 @@ def open_store(data: DataSpec, manifest: Manifest) -> Store:
         place = f"{manifest.place(0)}: {first}"
         if is_flow and manifest.has_spans:
             raise UserError(f"{manifest.source}: has clips that are spans of videos; {_MAKE_FLOW}")
-        found = "is a video" if is_flow and os.path.isfile(first) else ""
+        wrong = "is a video" if is_flow and os.path.isfile(first) else ""
         if not is_flow and os.path.isdir(first) and holds_flow(first):
-            found = "holds flow"
+            wrong = "holds flow"
         store = file_store(data, manifest, root)
-    if found:
+    if wrong:
         hint = _MAKE_FLOW if is_flow else "name the videos' own set, or set data.modality=flow"
-        raise UserError(f"{place} {found}, and data.modality is {data.modality}: {hint}")
+        raise UserError(f"{place} {wrong}, and data.modality is {data.modality}: {hint}")
     if is_flow and (reason := manifest.no_flow()) is not None:
         raise UserError(f"{reason}; reverse the videos first, then compute their flow")
     return store

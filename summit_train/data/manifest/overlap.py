@@ -32,14 +32,14 @@ def shared_clips(first: Manifest, second: Manifest, roots: Sequence[str | None])
     pairs = Pairs()
     lists = (first, second)
     as_stored = first.is_packed or second.is_packed
-    places = [None if as_stored else located_root(root, one) for one, root in zip(lists, roots, strict=True)]
-    paths = [_paths(one, place) for one, place in zip(lists, places, strict=True)]
+    places = [None if as_stored else located_root(root, manifest) for manifest, root in zip(lists, roots, strict=True)]
+    paths = [_paths(manifest, place) for manifest, place in zip(lists, places, strict=True)]
     for how, (blocks, others) in (("path", paths), ("sha256", map(_digests, lists))):
         keys = list(others)
         ours = _by_file(first, blocks, set(chain(*keys)) - {_UNKNOWN})
         theirs = _by_file(second, keys, ours.keys())
-        found = [pair for key, spans in ours.items() for pair in _overlapping(spans, theirs[key])]
-        for clip, other in sorted(found, key=itemgetter(1, 0)):
+        shared = [pair for key, spans in ours.items() for pair in _overlapping(spans, theirs[key])]
+        for clip, other in sorted(shared, key=itemgetter(1, 0)):
             counts = {int(first.frame_counts[clip]), int(second.frame_counts[other])} - {-1, 0}
             if how == "sha256" or not as_stored or len(counts) < 2:  # else two videos of one name
                 pairs.setdefault((clip, other), how)
@@ -76,15 +76,15 @@ class Leaks:
 
 def _by_file(manifest: Manifest, blocks: Iterable[list[bytes]], among: Set[bytes]) -> dict[bytes, _Spans]:
     """Return the spans of each file among these, by start: (start, end, clip), the end exclusive."""
-    found = defaultdict[bytes, _Spans](list)
+    spans_of = defaultdict[bytes, _Spans](list)
     first = 0
     for keys in blocks:
         for clip, key in enumerate(() if among.isdisjoint(keys) else keys, first):
             if key in among:
                 start, end = manifest.clip(clip).span
-                found[key].append((start, _NO_END if end == TO_THE_END else end, clip))
+                spans_of[key].append((start, _NO_END if end == TO_THE_END else end, clip))
         first += len(keys)
-    return {key: sorted(spans) for key, spans in found.items()}
+    return {key: sorted(spans) for key, spans in spans_of.items()}
 
 
 def _overlapping(ours: _Spans, theirs: _Spans) -> Iterator[tuple[int, int]]:

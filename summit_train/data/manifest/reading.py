@@ -296,12 +296,12 @@ def _read_list(
         if {"video", "frame"} <= set(names) and "path" not in names:
             from summit_train.tasks.detection.boxes import read_boxes
 
-            found: Iterable[Table]
-            found, boxes = read_boxes(source, file, line, names, classes)
+            read: Iterable[Table]
+            read, boxes = read_boxes(source, file, line, names, classes)
         else:
-            found = tables.read_tables(source, file, line, head)
-        kept = list(found) if keep else []
-        columns = tables.parse_tables(source, kept or found, classes, region)
+            read = tables.read_tables(source, file, line, head)
+        kept = list(read) if keep else []
+        columns = tables.parse_tables(source, kept or read, classes, region)
     if boxes is None:
         return columns, kept
     boxes.check_list(columns["frame_counts"])

@@ -317,8 +317,8 @@ def _kind(name: str) -> str:
 def folder_entries(folder: str) -> list[os.DirEntry[str]]:
     """Return a folder's entries by name, without hidden ones. Raises UserError for a link to nothing."""
     try:
-        with os.scandir(folder) as found:
-            entries = sorted((entry for entry in found if not entry.name.startswith(".")), key=lambda entry: entry.name)
+        with os.scandir(folder) as items:
+            entries = sorted((entry for entry in items if not entry.name.startswith(".")), key=lambda entry: entry.name)
     except OSError as error:
         raise UserError(f"{folder}: cannot be read: {error.strerror}") from error
     for entry in entries:

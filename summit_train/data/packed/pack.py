@@ -60,8 +60,8 @@ class PackJob:
         manifest = self.store.manifest
         if self.packing.kind != "bytes" or WHOLE in (manifest.clip(clip).span, manifest.clip(next_clip).span):
             return False
-        one, other = ((manifest.path(n), manifest.sha256(n)) for n in (clip, next_clip))
-        return one == other and not holds_pictures(self.store.path(clip))
+        file, next_file = ((manifest.path(n), manifest.sha256(n)) for n in (clip, next_clip))
+        return file == next_file and not holds_pictures(self.store.path(clip))
 
     def is_shared(self, clip: int) -> bool:
         """Check that a clip's bytes are in its shard already, as those of the clip before."""
@@ -266,7 +266,7 @@ def finish(job: PackJob) -> packed.Pack:
     _save_rows(index / packed.PICTURES, packed.PICTURE_ROW, sum(num_pictures), _saved(job, "pictures"))
     about = (part.tolist() for part in _saved(job, "about"))
     shards = tuple(packed.StoredFile(packed.shard_name(int(shard)), int(size), digest) for shard, size, digest in about)
-    paths = sorted(path for one in (folder / PACKED_MANIFEST, index) for path in one.iterdir())
+    paths = sorted(path for part in (folder / PACKED_MANIFEST, index) for path in part.iterdir())
     files = tuple(
         packed.StoredFile(str(path.relative_to(folder)), path.stat().st_size, file_sha256(path)) for path in paths
     )

@@ -310,5 +310,5 @@ def verify_files(folder: Path, files: Sequence[StoredFile], workers: int) -> Ite
 def stray_files(folder: Path, pack: Pack) -> list[str]:
     """Return a complaint for each file in a set's folder that does not belong to the set."""
     known = {PACK_FILE} | {file.name for file in pack.every_file}
-    found = {str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir()}
-    return [f"{folder / name}: does not belong to the set" for name in sorted(found - known)]
+    present = {str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir()}
+    return [f"{folder / name}: does not belong to the set" for name in sorted(present - known)]

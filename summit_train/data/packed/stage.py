@@ -91,12 +91,14 @@ def stage_sets(dest: str | None, manifests: Sequence[Manifest], world: World, wa
     world.wait(lambda: watchdog.at("waiting for the nodes' copies of the data", waits=True))
     gathered = world.gather([asdict(each) for each in done]) or []
     nodes = [[Staged(**values) for values in node] for node in gathered if node]
+    copies = [copy for node in nodes for copy in node]
     notes = []
-    if nodes:
-        copied, present = (sum(getattr(one, name) for node in nodes for one in node) for name in ("copied", "present"))
+    if copies:
+        copied = sum(copy.copied for copy in copies)
+        present = sum(copy.present for copy in copies)
         where = f"{dest} on {counted(len(nodes), 'node')}"
         notes.append(f"staged to {where}: {copied:,} bytes copied, {present:,} were there")
-    warnings = [one.warning for node in nodes for one in node if one.warning]
+    warnings = [copy.warning for copy in copies if copy.warning]
     if warnings:
         more = f" (and {len(warnings) - 1} more such copies)" if len(warnings) > 1 else ""
         notes.append(f"warning: {warnings[0]}{more}")

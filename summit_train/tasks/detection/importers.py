@@ -77,22 +77,23 @@ class LabelledPictures:
 
 
 def read_vid(source: Path) -> LabelledPictures:
-    """Read ImageNet VID, or pictures of DET: source is .../Data/VID/train, beside .../Annotations/VID/train.
+    """Read ImageNet VID, or pictures of DET: source is .../Data/VID/train, next to .../Annotations/VID/train.
 
     A folder of annotations 000000.xml, ... is a video. One of another name is a picture, a video of one frame, which is
     left out if none of the classes is in it. Objects of other classes do not count, occluded ones are hidden.
     """
     if "Data" not in os.path.realpath(source).split(os.sep):
         raise UserError(f"{source}: must be a folder below Data, such as ILSVRC2015/Data/VID/train")
-    beside, clips = _annotations(source), list[Path]()
-    for folder, below, files in os.walk(beside):
+    annotations = _annotations(source)
+    clips = list[Path]()
+    for folder, below, files in os.walk(annotations):
         below.sort()
         stems = sorted(Path(file).stem for file in files if file.endswith(".xml"))
-        clip = source / Path(folder).relative_to(beside)
+        clip = source / Path(folder).relative_to(annotations)
         is_video = stems and all(map(str.isdecimal, stems))
         clips += [clip] if is_video else [clip / f"{stem}.JPEG" for stem in stems]
     if not clips:
-        raise UserError(f"{beside}: must have the annotations of {source}; has no XML file")
+        raise UserError(f"{annotations}: must have the annotations of {source}; has no XML file")
     return LabelledPictures(tuple(clips), tuple(VID_CLASSES.values()), _vid_boxes)
 
 
@@ -104,8 +105,10 @@ def _annotations(path: Path) -> Path:
 
 
 def _vid_boxes(clip: Path, pictures: list[str], size: tuple[int, int]) -> Iterator[tuple[str, _Row]]:
-    beside, numbers, is_empty = _annotations(clip), list(VID_CLASSES), True
-    files = sorted(beside.glob("*.xml")) if clip.is_dir() else [beside.with_suffix(".xml")]
+    annotations = _annotations(clip)
+    numbers = list(VID_CLASSES)
+    is_empty = True
+    files = sorted(annotations.glob("*.xml")) if clip.is_dir() else [annotations.with_suffix(".xml")]
     if [Path(picture).stem for picture in pictures] != [file.stem for file in files]:
         raise DecodeError(clip, f"has {len(pictures)} frames, which do not match its {len(files)} annotations")
     for frame, file in enumerate(files):

@@ -116,14 +116,6 @@ def test_the_views_of_the_test_by_hand(short_side: int, crops: int, size: Any, e
     assert augment.test_views(short_side, crops, *size) == expected
 
 
-@given(crops=st.sampled_from([1, 3, "full"]), short_side=st.integers(1, 300), width=SIDES, height=SIDES)
-def test_test_views_have_one_size_and_lie_inside(crops: int | str, short_side: int, width: int, height: int) -> None:
-    views = augment.test_views(short_side, crops, width, height)  # View itself refuses what lies outside
-    assert len(views) == (3 if crops == 3 else 1)
-    assert len({(view.crop_width, view.crop_height) for view in views}) == 1
-    assert min(views[0].crop_width, views[0].crop_height) == short_side
-
-
 @pytest.mark.parametrize("place", [(100, 0, 256, 256), (-1, 0, 9, 9), (0, 1, 9, 256), (0, 0, 0, 9)])
 def test_a_crop_outside_its_frame_is_a_mistake_of_ours(place: tuple[int, int, int, int]) -> None:
     with pytest.raises(AssertionError):
@@ -206,17 +198,8 @@ def test_uniform_draws_one_frame_of_each_segment_and_every_frame_can_be_drawn() 
     ],
 )
 def test_test_clips_by_hand(arguments: tuple[Any, ...], clips: list[list[int]]) -> None:
-    assert augment.test_frames(*arguments).tolist() == clips
-
-
-@given(kind=st.sampled_from(["dense", "uniform"]), **COUNTS, num_clips=st.integers(1, 12))
-def test_test_clips_lie_in_the_video_and_rise(
-    kind: str, num_video_frames: int, num_frames: int, stride: int, num_clips: int
-) -> None:
-    clips = augment.test_frames(kind, num_video_frames, num_frames, stride, num_clips)
-    assert (clips.dtype, clips.shape) == (np.int64, (num_clips, num_frames))
-    assert clips.min() >= 0 and clips.max() < num_video_frames
-    assert (np.diff(clips[:, 0]) >= 0).all()
+    frames = augment.test_frames(*arguments)
+    assert frames.dtype == np.int64 and frames.tolist() == clips
 
 
 # Streams, and early recognition.

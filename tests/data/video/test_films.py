@@ -91,9 +91,11 @@ def test_what_is_kept_of_a_file_that_has_changed_is_made_again(
     np.testing.assert_allclose(_clip(_opened(tmp_path, "a\x1b.mp4"), 290), 90, atol=5)
     assert not caplog.messages
     known, path = Films(), str(tmp_path / "a\x1b.mp4")
+    num_kept = len(list(kept_indexes.iterdir()))
     for time in (1, 2, 2):
         os.utime(path, (time, time))
         assert known.load(path, None, NUM_FRAMES, LIMITS).index is not None
+        assert len(list(kept_indexes.iterdir())) == num_kept + time
     (note,) = caplog.messages
     assert note == f"summit-train: note: {tmp_path}/a\\x1b.mp4 has changed; indexing its packets again"
 

@@ -26,6 +26,7 @@ from summit_train.spec import DataSpec, EvaluateSpec, load_spec
 from summit_train.tasks.detection.boxes import Boxes
 from tests.conftest import WriteSpec
 from tests.data.packed.conftest import all_frames
+from tests.detectors import detector_spec
 
 HEADER = "video,frame,track,label,left,top,width,height,ignore\n"
 T = 12
@@ -116,7 +117,7 @@ def test_the_long_side_is_limited(size: tuple[int, int], short: int, long: int |
 def test_clips_of_two_sizes_are_padded_at_the_right_and_bottom(tmp_path: Path) -> None:
     for name, (width, height) in {"a.mkv": (64, 48), "b.mkv": (48, 64)}.items():
         write_video(tmp_path / name, np.full((8, height, width, 3), 255, np.uint8), codec="ffv1", b_frames=0)
-    rows = "a.mkv,0,0,1,0,0,64,48,\na.mkv,0,1,0,8,8,8,8,1\na.mkv,0,2,0,63.5,0,9,9,\nb.mkv,1,0,2,-5,-6,15,16,\n"
+    rows = "a.mkv,0,0,1,0,0,64,48,\na.mkv,0,1,0,8,8,1,8,1\na.mkv,0,2,0,63.5,0,9,9,\nb.mkv,1,0,2,-5,-6,15,16,\n"
     (tmp_path / "list.csv").write_text(HEADER + rows)
     data = _spec(tmp_path, augment="whole", short_side=(48, 48), num_frames=2, frame_stride=4, flip=False)
     (batch,) = box_batches(data, open_store(data, read_manifest(data.train)), 2, 1)
@@ -124,9 +125,9 @@ def test_clips_of_two_sizes_are_padded_at_the_right_and_bottom(tmp_path: Path) -
     a, b = np.argsort(batch.ids.numpy())
     assert batch.clips[a, :, :48].min() == 255 and batch.clips[a, :, 48:].max() == 0
     assert batch.clips[b, :, :, :48].min() == 255 and batch.clips[b, :, :, 48:].max() == 0
-    # Frames 0 and 4. Ignored: -2. The third box of frame 0 keeps half a pixel, and frame 1 is not in the clip.
+    # Frames 0 and 4. Ignored: -2. Of frame 0 the second box is a pixel wide, the third keeps half of one.
     nothing = [[-1.0] * 5] * 2
-    assert batch.labels[a].tolist() == [[[0, 0, 64, 48, 1], [8, 8, 16, 16, -2]], nothing]
+    assert batch.labels[a].tolist() == [[[0, 0, 64, 48, 1], [8, 8, 9, 16, -2]], nothing]
     assert batch.labels[b].tolist() == [nothing, nothing]
 
 
@@ -160,14 +161,8 @@ def test_a_box_that_is_not_in_its_video_ends_training_with_its_line(tmp_path: Pa
 
 def test_spans_divide_the_frames_and_the_boxes_of_every_video(tmp_path: Path) -> None:
     rows = [f"a,{frame},0,{frame // 10},1,1,5,5,," for frame in range(23)]
-    rows += [
-        "b,,,,,,,,,40",
-        "c,,,,,,,,,",
-        "d,,,,,,,,,7",
-        "d,6,0,1,1,1,5,5,,",
-        "b,30,0,2,1,1,5,5,,",
-        "b,9,0,1,1,1,5,5,,",
-    ]
+    rows += ["b,,,,,,,,,40", "c,,,,,,,,,", "d,,,,,,,,,7"]
+    rows += ["d,6,0,1,1,1,5,5,,", "b,30,0,2,1,1,5,5,,", "b,9,0,1,1,1,5,5,,"]
     (tmp_path / "list.csv").write_text(f"{HEADER.strip()},num_frames\n" + "\n".join(rows))
     store = SpanStore(FileStore(read_manifest(tmp_path / "list.csv"), str(tmp_path)), 8)
     cut = store.manifest
@@ -207,37 +202,30 @@ def test_a_span_shows_its_own_frames_and_their_boxes(tmp_path: Path) -> None:
 # The data set.
 
 
-def _open(write_spec: WriteSpec, folder: Path, which: str = "train", **sections: Any) -> Dataset:
-    detection = {
-        "task": "detection", "model": {"arch": "tsn", "num_classes": 3, "dropout": 0.0},
-        "data": {"train": str(folder / "list.csv"), "val": str(folder / "list.csv"), "root": None, "augment": "whole",
-                 "short_side": (32, 32)},
-        "evaluate": {"mode": "stream", "crops": "full", "short_side": 32},
-    }  # fmt: skip
-    for name, section in sections.items():
-        detection[name] = {**detection.get(name, {}), **section} if isinstance(section, dict) else section  # type: ignore[dict-item]
-    return Dataset.open(load_spec(write_spec(**detection)), which)
+def _open(folder: Path, which: str = "train", num_classes: int = 3, **data: Any) -> Dataset:
+    lists = {"train": str(folder / "list.csv"), "val": str(folder / "list.csv")}
+    return Dataset.open(detector_spec(model={"num_classes": num_classes}, data=lists | data), which)
 
 
-def test_training_sees_spans_and_validation_whole_videos(write_spec: WriteSpec, tmp_path: Path) -> None:
+def test_training_sees_spans_and_validation_whole_videos(tmp_path: Path) -> None:
     _write(tmp_path, {"a.mkv": (72, 50), "b.mkv": (72, 50)})
-    assert len(_open(write_spec, tmp_path)) == 2
-    assert len(_open(write_spec, tmp_path, data={"span_frames": 4})) == 6
-    assert len(_open(write_spec, tmp_path, "val", data={"span_frames": 4})) == 2
+    assert len(_open(tmp_path)) == 2
+    assert len(_open(tmp_path, span_frames=4)) == 6
+    assert len(_open(tmp_path, "val", span_frames=4)) == 2
 
 
 def test_boxes_and_the_task_must_fit(write_spec: WriteSpec, motion_set: Path, tmp_path: Path) -> None:
     _write(tmp_path, {"a.mkv": (72, 50)})
-    place = str(tmp_path / "list.csv")
+    path = tmp_path / "list.csv"
     with pytest.raises(UserError, match="is a list with boxes; set task to detection, got classification"):
-        Dataset.open(load_spec(write_spec(data={"train": place}, model={"num_classes": 3})), "train")
-    val = {"val": str(motion_set / "val.csv"), "train": place}
+        Dataset.open(load_spec(write_spec(data={"train": str(path)}, model={"num_classes": 3})), "train")
     with pytest.raises(UserError, match=r"data\.val: task detection needs a list with boxes, video,frame,.* has none"):
-        _open(write_spec, tmp_path, "val", data=val, model={"num_classes": 4})
+        _open(tmp_path, "val", 4, val=str(motion_set / "val.csv"))
     with pytest.raises(UserError, match=r"list\.csv has no box of 1 of 4 classes: '3'; each class must have a box"):
-        _open(write_spec, tmp_path, model={"num_classes": 4})
-    assert len(_open(write_spec, tmp_path, "val", model={"num_classes": 4})) == 1
-    lines = Path(place).read_text().splitlines()
-    Path(place).write_text("\n".join([lines[0], *(f"{line}1" if ",2," in line[8:14] else line for line in lines[1:])]))
+        _open(tmp_path, num_classes=4)
+    assert len(_open(tmp_path, "val", 4)) == 1
+    header, *rows = path.read_text().splitlines()
+    ignored = [f"{row}1" if ",2," in row[8:14] else row for row in rows]
+    path.write_text("\n".join([header, *ignored]))
     with pytest.raises(UserError, match="has no box of 1 of 3 classes: '2'"):  # ignored boxes teach nothing
-        _open(write_spec, tmp_path)
+        _open(tmp_path)

@@ -93,6 +93,7 @@ def test_a_wrong_row_is_refused_with_its_line(tmp_path: Path, row: str, wrong: s
         (f"{HEADER},num_frames", [f"{BOX},3", f"{BOX},4"], "3: num_frames must be 3 as in the rows before, got 4"),
         (f"{HEADER},num_frames", [f"{BOX},0"], "2: num_frames must be a positive integer, or empty, got '0'"),
         (f"{HEADER},num_frames", [f"{BOX},2", "a.mp4,2,0,cat,1,2,3,4,"], "3: frame 2 must be below num_frames, 2"),
+        (HEADER, [], " must have a clip, got none"),
     ],
 )  # fmt: skip
 def test_a_wrong_header_or_fact_is_refused(tmp_path: Path, names: str, rows: list[str], wrong: str) -> None:
@@ -101,21 +102,11 @@ def test_a_wrong_header_or_fact_is_refused(tmp_path: Path, names: str, rows: lis
     assert str(raised.value).startswith(f"{tmp_path}/list.csv:{wrong}")
 
 
-def test_a_list_without_a_row_has_no_clip(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="must have a clip, got none"):
-        _read(tmp_path)
-
-
 def test_boxes_are_part_of_the_fingerprint_and_of_the_pickled_list(tmp_path: Path) -> None:
     first = _read(tmp_path, BOX)
     assert pickle.loads(pickle.dumps(first)).fingerprint() == first.fingerprint()
-    others = [
-        BOX.replace("3,4", "3,5"),
-        BOX.replace("0,0", "1,0"),
-        BOX.replace("0,0", "0,1"),
-        f"{BOX}\na.mp4,1,0,cat,1,2,3,4",
-    ]
-    found = {_read(tmp_path, row).fingerprint() for row in others}
+    changed = [BOX.replace(cells, others) for cells, others in (("3,4", "3,5"), ("0,0", "1,0"), ("0,0", "0,1"))]
+    found = {_read(tmp_path, row).fingerprint() for row in (*changed, f"{BOX}\na.mp4,1,0,cat,1,2,3,4")}
     assert len(found) == 4 and first.fingerprint() not in found
     assert _read(tmp_path, BOX, "a.mp4,4,,,,,,").fingerprint() == first.fingerprint()  # no other boxes
 
@@ -157,6 +148,8 @@ def test_a_box_that_is_not_in_its_video_is_named(tmp_path: Path) -> None:
             boxes.check(0, "a.mp4", *video)
         assert (raised.value.path, raised.value.reason) == ("a.mp4", box.format(*what))
     _read(tmp_path, BOX).boxes.check(0, "a.mp4", 1, 2, 3)  # type: ignore[union-attr]
+    with pytest.raises(DecodeError, match="-3, 2 to 0, 6"):
+        _read(tmp_path, "a.mp4,0,0,cat,-3,2,3,4").boxes.check(0, "a.mp4", 1, 9, 9)  # type: ignore[union-attr]
 
 
 def test_boxes_are_drawn_at_their_places_in_the_scaled_frames(tmp_path: Path) -> None:

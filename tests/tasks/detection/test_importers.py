@@ -197,8 +197,6 @@ def test_a_real_sequence(tmp_path: Path) -> None:
     rows = _rows(read_mot(TUD), TUD)
     write_manifest(tmp_path / "list.csv", rows)
     manifest = read_manifest(tmp_path / "list.csv")
-    assert isinstance(manifest.boxes, Boxes) and (len(manifest.boxes.rows), manifest.num_frames(0)) == (
-        359,
-        71,
-    )
+    assert isinstance(manifest.boxes, Boxes)
+    assert (len(manifest.boxes.rows), manifest.num_frames(0)) == (359, 71)
     assert manifest.boxes.rows["box"][0].tolist() == [398, 181, 519, 410]

@@ -91,6 +91,8 @@ def test_an_ignored_box_takes_detections_without_counting() -> None:
     found = found_of([(rows, truth)], 1)
     assert found.value("map") == 100
     assert found_of([([(0, 0, 0.9, 50, 0, 60, 4), *rows[2:]], truth)], 1).value("map") == 50
+    both = truth_of((0, 0, 0, (0, 0, 10, 9)), (0, 1, 0, SQUARE, True))
+    assert found_of([([(0, 0, 0.9, *SQUARE)], both)], 1).value("map") == 100
 
 
 def test_each_range_counts_its_own_boxes() -> None:
@@ -117,6 +119,11 @@ def test_each_range_counts_its_own_boxes() -> None:
     assert apart.left_out == [] and found_of([([], truth)], 3).left_out == [1, 2]
     _, wrong = found.judged
     assert wrong[:, 2].tolist() == [1, 1, 0, 0, 0]  # the false one: among all and the slow
+    # As near to a box of the range as to one outside it: the share of the boxes outside.
+    twice = truth_of((0, 0, 0, SQUARE), (0, 1, 0, SQUARE), (0, 2, 0, SQUARE))
+    miss = np.array([(0, 0, 0.9, 0, 0, 10, 4)], np.float32)
+    _, wrong = judge(miss, twice, np.array([[True, False, False]]), np.array([0.1]))
+    assert wrong == pytest.approx(2 / 3)
 
 
 # The evaluator, from its published definition: a loop for each sentence, and nothing shared with the product.
