@@ -24,6 +24,7 @@ _COMMANDS = {
     "plan": ("cli.plan", "every number of a run before the run"),
     "train": ("cli.train", "train, evaluate and report; in one process, with --ranks N, or under a launcher"),
     "eval": ("cli.evaluate", "accuracy of a run's checkpoints"),
+    "baseline": ("cli.baseline", "the accuracy of a frozen network's features under logistic regression"),
     "predict": ("cli.predict", "the classes of new videos, by a trained network"),
     "stream": ("inference.stream.command", "the label of a video frame by frame, as it plays, by a past-only network"),
     "cam": ("inference.cam.command", "where a trained network looks: class activation maps of videos"),
@@ -43,8 +44,8 @@ _COMMANDS = {
     "completion": ("cli.completion", "the completion script of bash, zsh or fish"),
 }
 _WITH_JSON = (
-    "plan", "eval", "predict", "stream", "cam", "export", "fuse", "model", "simulate", "sweep", "report", "doctor",
-    "configs",
+    "plan", "eval", "baseline", "predict", "stream", "cam", "export", "fuse", "model", "simulate", "sweep", "report",
+    "doctor", "configs",
 )  # fmt: skip
 
 _ONLY_PRINT = ("plan", "model", "simulate", "doctor", "schema", "configs", "completion")  # and fail without a reader

@@ -29,11 +29,19 @@ _BASE = "tsm_finetune"
 _SETS = [(f"train{end}", f"{val}{end}") for end in (".csv", ".txt", "") for val in ("val", "validation", "valid")]
 _PARTS = ("train", "training", "test", "testing", "val", "validation", "valid", "eval")  # no classes, where several
 _GPUS = 2
+_SHORT_EPOCH = 5_000  # clips; it is validated each time
+_DRIVERS = ("/dev/nvidiactl", "/dev/kfd")  # of GPUs
+# What a CPU trains in minutes: a tenth of ResNet-50's multiply-adds, on a quarter of the pixels.
+_FOR_A_CPU: dict[str, dict[str, Any]] = {
+    "model": {"backbone": "mobilenet_v2"},
+    "data": {"short_side": [128, 128], "crop": 112},
+    "evaluate": {"short_side": 128},
+}
 _CLIPS_PER_GPU = 8  # for one rank or two; fewer clips where the set has less than a batch of them
 _COMMENT = """\
 # Written by `summit-train init`. `summit-train configs shipped:NAME` prints what it extends, `schema` every key.
 # A small set needs pretrained weights: set model.pretrained to a run or to a file, such as torchvision's:
-#   python -c "import torch, torchvision as t; torch.save(t.models.resnet50(weights='DEFAULT').state_dict(), 'r50.pth')"
+#   python -c "import torch, torchvision as t; torch.save(t.models.BACKBONE(weights='DEFAULT').state_dict(), 'w.pth')"
 # Then delete freeze_bn. To train from random weights, set a higher LR: optimizer: {base_lr: 0.00125}.
 # Set data.flip to false if a class means left or right. `data split --group` keeps clips of one person on one side.
 """
@@ -81,10 +89,15 @@ def run(args: argparse.Namespace) -> Result:
     if found.folds and Path(os.path.realpath(folder)) in Path(os.path.realpath(out)).parents:
         raise UserError(f"{out}: must not be in {folder}, among the videos; run init in another folder, or give --out")
     values = _values(folder, found)
+    is_small = (base == _BASE or not has_network) and not any(map(os.path.exists, _DRIVERS))
+    if is_small:
+        for section, keys in _FOR_A_CPU.items():
+            values[section] = {**values.get(section, {}), **keys}
     _check(bases, {"name": name, **values}, found)
     try:
         with replacing(out, new=True) as file:
-            file.write((_COMMENT + to_yaml({"name": name, "extends": bases, **values})).encode())
+            comment = _COMMENT.replace("BACKBONE", "mobilenet_v2" if is_small else "resnet50")
+            file.write((comment + to_yaml({"name": name, "extends": bases, **values})).encode())
     except OSError as error:
         wrong = f"{out}: cannot be written: {error.strerror}; try another folder with --out"
         raise UserError(exists if os.path.lexists(out) else wrong) from error
@@ -95,7 +108,8 @@ def run(args: argparse.Namespace) -> Result:
     if found.folds:
         commands = [["data", "split", source, folds, "--folds", str(found.folds)], plan, train]
     what = f"{source}: {counted(len(found.manifest), 'clip')} of {len(found.manifest.class_names)} classes"
-    text = [what, *skipped_text(found.skipped), f"wrote {out}; next:"]
+    size = ["no GPU here: a small network on small frames, MobileNetV2 on 112 pixels"] if is_small else []
+    text = [what, *skipped_text(found.skipped), *size, f"wrote {out}; next:"]
     return Result([*text, *(f"  summit-train {shlex.join(words)}" for words in commands)])
 
 
@@ -173,6 +187,7 @@ def _values(folder: str, found: _Found) -> dict[str, Any]:
         "data": {"train": found.train, "val": found.val, "root": folder, "workers": None},
         "scale": {"gpus": _GPUS, "clips_per_gpu": max(1, min(_CLIPS_PER_GPU, found.clips // _GPUS))},
         **({"loss": {"kind": "binary"}} if several else {}),
+        **({"evaluate": {"every_epochs": 1}} if found.clips <= _SHORT_EPOCH else {}),
         "run_dir": "runs",
     }
 

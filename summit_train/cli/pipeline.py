@@ -24,7 +24,7 @@ from summit_train.data.packed.stage import stage_sets
 from summit_train.evaluation.evaluation import Evaluation, build_scorer
 from summit_train.evaluation.scores import PREDICTIONS
 from summit_train.report.goodput import goodput_values
-from summit_train.spec import Spec, changes_scores, run_spec
+from summit_train.spec import Spec, changes_scores, load_spec, run_spec
 from summit_train.training.agreement import identity
 from summit_train.training.checkpoint import current_line, epoch_checkpoints
 from summit_train.training.inputs import Inputs, read_inputs
@@ -33,7 +33,7 @@ from summit_train.training.metrics import record_end
 from summit_train.training.records import Records
 from summit_train.training.run import Run
 from summit_train.training.start import begin_log, open_rank
-from summit_train.training.state import Extension
+from summit_train.training.state import Extension, Origin
 from summit_train.training.trace import traced_steps
 
 
@@ -42,9 +42,17 @@ def run_pipeline(args: argparse.Namespace, stop: StopRequest) -> Result:
     launch = this_launch()
     inputs = _read(args, launch.size)
     traced = traced_steps(args.trace, inputs.plan.total_steps)
-    words = {"command": "train", "trace": args.trace, "more_epochs": args.more_epochs is not None}
+    origin = None if args.from_step is None else Origin.asked(args.spec, args.from_step)
+    words = {
+        "command": "train",
+        "trace": args.trace,
+        "more_epochs": args.more_epochs is not None,
+        "from": args.from_step,
+    }
     with open_rank(launch, inputs, **words) as rank:
         rank.world.from_first(lambda: _check_still_asked(inputs.extension, args))
+        if origin is not None:
+            rank.world.from_first(lambda: origin.write(inputs.spec.run_path))
         check_nodes(rank.world, rank.device, inputs.train, inputs.spec.run_path, rank.watchdog)
         run = Run(inputs, rank)
         manifests = [inputs.val.manifest, inputs.train.manifest]
@@ -73,6 +81,16 @@ def run_pipeline(args: argparse.Namespace, stop: StopRequest) -> Result:
 
 
 def _read(args: argparse.Namespace, ranks: int) -> Inputs:
+    if args.from_step is not None:
+        if args.more_epochs is not None:
+            raise UserError("--from must be used without --more-epochs; try schedule.epochs=N")
+        Origin.asked(args.spec, args.from_step)
+        source = run_spec(args.spec)
+        begin = [f"run_dir={source.run_dir}", f"name={source.name}-from-{args.from_step}"]
+        spec = load_spec(Path(args.spec) / "spec.yaml", [*begin, *args.overrides])
+        if spec.run_path.absolute() == source.run_path.absolute():
+            raise UserError(f"--from must be used with another name, got {spec.name}; try name=OTHER")
+        return read_inputs(spec, ranks)
     if args.more_epochs is None:
         return read_inputs(run_spec(args.spec, args.overrides), ranks)
     extension = Extension.asked(args.spec, args.more_epochs)

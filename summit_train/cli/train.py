@@ -18,6 +18,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("spec", metavar="SPEC|RUN", help="experiment spec (YAML), or a run folder")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="spec keys to override")
     parser.add_argument("--more-epochs", type=int, metavar="N", help="train a run folder for N epochs more")
+    begin = "begin a new run, NAME-from-STEP or name=, with this checkpoint of a run folder and other key=value"
+    parser.add_argument("--from", dest="from_step", type=int, metavar="STEP", help=begin)
     trace = "record what all ranks do in these steps, both included, in RUN/trace/ (for ui.perfetto.dev)"
     parser.add_argument("--trace", metavar="FROM:TO", help=trace)
     parser.add_argument("--ranks", type=int, metavar="N", help="start N ranks, on this machine or on --hosts")
@@ -41,6 +43,7 @@ def run(args: argparse.Namespace) -> Result:
 def _start_ranks(args: argparse.Namespace) -> Result:
     options = [] if args.trace is None else ["--trace", args.trace]
     options += [] if args.more_epochs is None else ["--more-epochs", str(args.more_epochs)]
+    options += [] if args.from_step is None else ["--from", str(args.from_step)]
     hosts = [] if args.hosts is None else args.hosts.split(",")
     former = signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON)  # a request to stop waits for the ranks
     try:

@@ -20,6 +20,7 @@ from summit_train.spec import Spec
 # start of Python on all nodes and the last checkpoint (minutes).
 _MARGIN = 1.2
 _MINUTES_A_JOB = 15
+_MINUTES_A_DAY = 24 * 60
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,8 @@ class Estimate:
         if self.hours is None:
             known = f"at least {jobs}; node-hours unknown without a speed,"
         known += f" at most {self.most_node_hours:,.1f} with {counted(self.max_requeues, 'requeue')}"
+        if self.hours is None:
+            known += " (for more than a day: max_requeues, or --speed)"
         has_queue = SCHEDULERS[self.scheduler].command is not None  # this machine has no walltime
         if has_queue:
             rows.append(("walltime", known))
@@ -162,7 +165,7 @@ def estimate(
     above the site's cap becomes a chain of jobs. speed: clips a second of one rank, in place of the site's figure.
     videos: the number in a validation, None if unknown. A scored clip counts as much as a trained one: it is decoded
     alike, though it has no backward pass. price: of a node-hour, in any currency. max_requeues: of the last job, by
-    default the site's, else twice the jobs and at least 3, or Job's where the time is unknown.
+    default the site's, else twice the jobs and at least 3, or what a day has room for where the time is unknown.
     Raises UserError for more nodes than the site has and for an invalid speed, walltime, price or number of requeues.
     """
     if max_requeues is not None and max_requeues < 0:
@@ -184,7 +187,8 @@ def estimate(
     evaluation = scored / plan.ranks / rate / 3600 if rate and scored is not None else None
     minutes, jobs = _chain(site, nodes, walltime, None if hours is None else hours + (evaluation or 0))
     if max_requeues is None:
-        by_time = Job.max_requeues if hours is None else max(3, 2 * jobs)
+        in_a_day = min(Job.max_requeues, max(1, _MINUTES_A_DAY // minutes - jobs))
+        by_time = in_a_day if hours is None else max(3, 2 * jobs)
         max_requeues = by_time if site.max_requeues is None else site.max_requeues
     return Estimate(
         nodes=nodes,

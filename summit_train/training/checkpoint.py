@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -26,7 +27,15 @@ from summit_train.core.run_folder import (
     measures_path,
     step_of,
 )
-from summit_train.core.saved import bound_of, check_fit, check_learners, load_newest, peek, without_numbers
+from summit_train.core.saved import (
+    bound_of,
+    check_fit,
+    check_learners,
+    load_checkpoint,
+    load_newest,
+    peek,
+    without_numbers,
+)
 from summit_train.core.text import from_json
 from summit_train.core.watch import Watchdog
 from summit_train.data.dataset import Dataset
@@ -37,7 +46,13 @@ from summit_train.optim.solvers import kept_state
 from summit_train.plan import Plan, is_due
 from summit_train.spec import Spec
 from summit_train.training.agreement import experiment_differences, experiment_of
-from summit_train.training.state import Extension
+from summit_train.training.state import Extension, Origin
+
+# Keys that `train RUN --from STEP` may change: no weight and no state of the solver depends on them.
+_MAY_CHANGE = re.compile(
+    r"schedule\..*|loss\.(class_weights|label_smoothing)|optimizer\.(base_\w+|lr_scaling|weight_decay|momentum|clip_norm)"
+    r"|data\.(augment|balance|crop_scales|erase|flip|long_side|mix|rand_augment|short_side)"
+)
 
 State = dict[str, Any]  # the content of a checkpoint
 
@@ -233,6 +248,8 @@ def starting_state(
     path, state, complaints = load_newest(spec.run_path, bound_of(model), damaged)
     notes = [f"passed over: {complaint}" for complaint in complaints]
     if path is None:
+        if (origin := Origin.read(spec.run_path)) is not None:
+            return _state_of_origin(origin, spec, plan, train, model)
         if (weights := spec.model.pretrained) is not None:
             try:
                 report = load_pretrained(model, weights, None if train is None else train.manifest.classes)
@@ -263,6 +280,28 @@ def starting_state(
             right = f"To train it longer: train {spec.run_path} --more-epochs {epochs - before}"
         raise CheckpointError(f"{path} is of another experiment: {'; '.join(differing.values())}. {right}")
     return state, [*notes, f"resumes from {path}"]
+
+
+def _state_of_origin(
+    origin: Origin, spec: Spec, plan: Plan, train: Dataset | None, model: VideoNetwork
+) -> tuple[State, list[str]]:
+    """Return another run's checkpoint as the first state of this run, and notes; record what changes.
+
+    Its entry `origin` is the path of the file that has its numbers. Raises UserError for keys that may not change.
+    """
+    path = Path(origin.checkpoint)
+    state = load_checkpoint(path, bound_of(model))
+    wanted = experiment_of(spec, plan, train, model).values()
+    differing = experiment_differences(state.get("experiment", {}), wanted)
+    if fixed := [text for key, text in differing.items() if not _MAY_CHANGE.fullmatch(key)]:
+        raise UserError(f"--from {state['step']}: must keep its network, data, batch and solver: {'; '.join(fixed)}")
+    if spec.parallel.method != "synchronous":
+        raise UserError(f"--from must be used with parallel.method synchronous, got {spec.parallel.method}")
+    if state["step"] >= plan.total_steps:
+        raise UserError(f"--from must be before the last step, {plan.total_steps}, got {state['step']}")
+    Origin(origin.checkpoint, differing).write(spec.run_path)
+    kept = {key: value for key, value in state.items() if not key.startswith(("best_", "early_stop"))}
+    return kept | {"line": state["step"], "origin": str(path)}, [f"begins with {path}", *differing.values()]
 
 
 def shared_starting_state(

@@ -85,7 +85,8 @@ class Run:
         find = partial(starting_state, spec, plan, self.train_set, self.model, extension=inputs.extension)
         saved, resumed = shared_starting_state(find, spec.run_path, world, self.watchdog)
         step = saved.get("step", 0)
-        checkpoint = Checkpoint(checkpoint_path(spec.run_path, step), saved, world)
+        path = Path(saved["origin"]) if "origin" in saved else checkpoint_path(spec.run_path, step)
+        checkpoint = Checkpoint(path, saved, world)
         if saved:
             checkpoint.restore(self.model)
         else:

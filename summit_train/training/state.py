@@ -1,20 +1,21 @@
-"""The state of a run in files next to its checkpoints: results of validations, and the last --more-epochs."""
+"""The state of a run in files next to its checkpoints: results of validations, the last --more-epochs, and --from."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 from summit_train.core.errors import UserError
 from summit_train.core.files import read_file, write_json
-from summit_train.core.run_folder import CheckpointError, find_checkpoints, measures_path
+from summit_train.core.run_folder import CheckpointError, checkpoint_path, find_checkpoints, measures_path, step_of
 from summit_train.core.saved import peek
 from summit_train.core.text import from_json
 from summit_train.spec import Spec, run_spec
 
 T = TypeVar("T")
 EXTENSION_FILE = "extension.json"
+ORIGIN_FILE = "origin.json"
 
 
 @dataclass(frozen=True)
@@ -96,6 +97,42 @@ class Extension:
             why = "must have a record of its last validation, got none, as of version 0.3.0 or earlier"
             raise UserError(f"{path}: {why}; start it once without --more-epochs, then again with it")
         return cls(epochs, epochs + more_epochs)
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The checkpoint of another run that `train RUN --from STEP` begins with. changes: of its keys, once it has begun.
+
+    checkpoint: an absolute path; the run reads it until it has a checkpoint of its own.
+    """
+
+    checkpoint: str
+    changes: dict[str, str] = field(default_factory=dict)
+
+    def write(self, run_path: Path) -> None:
+        """Write it into the new run's folder. Raises UserError where that is a run of another origin."""
+        former = Origin.read(run_path)
+        if former is None and (run_path / "spec.yaml").exists():
+            raise UserError(f"{run_path} must not exist, or begin with {self.checkpoint}; try name=OTHER")
+        if former is not None and former.checkpoint != self.checkpoint:
+            raise UserError(f"{run_path} begins with {former.checkpoint}, not {self.checkpoint}; try name=OTHER")
+        write_json(run_path / ORIGIN_FILE, asdict(self))
+
+    @classmethod
+    def read(cls, run_path: Path) -> Origin | None:
+        """Return a run folder's origin, None if it has none. Raises CheckpointError if it cannot be read."""
+        return _read(run_path / ORIGIN_FILE, cls)
+
+    @classmethod
+    def asked(cls, path: str, step: int) -> Origin:
+        """Return the origin that `--from` names. Raises UserError where the run folder has no such checkpoint."""
+        if not Path(path).is_dir():
+            raise UserError(f"--from must be used with a run folder, got {path}; try runs/NAME")
+        run_path = run_spec(path).run_path
+        steps = [step_of(file) for file in find_checkpoints(run_path)]
+        if step not in steps:
+            raise UserError(f"--from must be the step of a checkpoint of {path}, one of {steps}, got {step}")
+        return cls(str(checkpoint_path(run_path, step).absolute()))
 
 
 def _read(file: Path, kind: type[T]) -> T | None:

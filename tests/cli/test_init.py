@@ -24,7 +24,8 @@ SMALL = f"{SHORT} model.backbone=resnet18 model.width=0.125 data.crop=32 evaluat
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The test's own folder, which is the current one."""
+    """The test's own folder, which is the current one, on a machine without a GPU."""
+    monkeypatch.setattr("summit_train.cli.init._DRIVERS", ())
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -78,7 +79,10 @@ def test_class_folders_are_split_planned_and_trained_as_printed(
     _class_folders(motion_set, here / "my videos/a 'set'", "train", 24)
     status, out, err = say("init", "my videos/a 'set'")
     assert (status, err) == (0, "")
-    assert out.splitlines()[:2] == ["my videos/a 'set': 24 clips of 4 classes", "wrote a_set.yaml; next:"]
+    assert out.splitlines()[:3] == [
+        "my videos/a 'set': 24 clips of 4 classes",
+        "no GPU here: a small network on small frames, MobileNetV2 on 112 pixels", "wrote a_set.yaml; next:",
+    ]  # fmt: skip
     split, plan, train = _commands(out)
     assert (plan, train) == ("summit-train plan a_set.yaml", "summit-train train a_set.yaml")
     assert split.endswith(" a_set_folds --folds 5")
@@ -86,7 +90,9 @@ def test_class_folders_are_split_planned_and_trained_as_printed(
     spec = load_spec("a_set.yaml")
     assert (spec.model.num_classes, spec.model.arch, spec.data.root) == (4, "tsm", "my videos/a 'set'")
     assert (spec.optimizer.base_lr, spec.model.freeze_bn, spec.model.pretrained) == (0.000125, "none", None)
-    assert "`summit-train configs shipped:NAME` prints what it extends" in (here / "a_set.yaml").read_text()
+    text = (here / "a_set.yaml").read_text()
+    assert "`summit-train configs shipped:NAME` prints what it extends" in text and "t.models.mobilenet_v2(" in text
+    assert (spec.model.backbone, spec.data.crop, spec.evaluate.every_epochs) == ("mobilenet_v2", 112, 1)
     # 24 clips less a fold of 4 or more: a batch of two virtual GPUs of 8 is 16.
     assert (spec.scale.gpus, spec.scale.clips_per_gpu) == (2, 8)
     assert "16 clips" in said and "a_set: done" in said and (here / "runs/a_set/eval.json").is_file()
@@ -171,6 +177,16 @@ def test_several_labels_are_trained_with_the_binary_loss(say: Say, motion_set: P
     list_ = here / "set/train.csv"
     list_.write_text(re.sub(r",(\d),", r",\1;0,", list_.read_text(), count=1).replace(",0;0,", ",0;1,"))
     assert say("init", "set")[0] == 0 and load_spec("set.yaml").loss.kind == "binary"
+
+
+def test_a_machine_with_a_gpu_gets_the_usual_network(
+    say: Say, motion_set: Path, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("summit_train.cli.init._DRIVERS", ("/nowhere", "/dev/null"))
+    _lists(motion_set, here / "set", 8, "train.csv", "val.csv")
+    assert "GPU" not in say("init", "set")[1]
+    assert (load_spec("set.yaml").model.backbone, load_spec("set.yaml").data.crop) == ("resnet50", 224)
+    assert "t.models.resnet50(" in (here / "set.yaml").read_text()
 
 
 def test_a_preset_without_a_network_is_laid_over_the_usual_base(say: Say, motion_set: Path, here: Path) -> None:

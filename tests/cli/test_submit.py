@@ -21,7 +21,8 @@ ON_SUMMIT = ("--site", "summit", "--clips", "240000")
 COST = (
     "a b; $(touch x): 1 node of slurm_generic, 4 ranks\n"
     "  training  unknown: no measurement of this network; give --speed, clips a second of one rank\n"
-    "  walltime  at least one job of 4:00; node-hours unknown without a speed, at most 84.0 with 20 requeues\n"
+    "  walltime  at least one job of 4:00; node-hours unknown without a speed, at most 24.0 with 5 requeues "
+    "(for more than a day: max_requeues, or --speed)\n"
     "  output    {run}/job/*.out\n"
     '  mail      none; to get it, add to the profile: +directives: [{{option: "--mail-type=END,FAIL", why: mail}}]\n'
 )
@@ -128,7 +129,7 @@ def test_the_words_of_a_site_and_the_price_are_said(say: Say, tmp_path: Path) ->
     cost = (PAPER, "--clips", "240000", "--site", "ours.yaml", "--nodes", "8", "precision=fp32", "--price", "2")
     status, out, _ = say("plan", *cost)
     assert status == 0 and "\n  spec           watch.stall_seconds=60, by ours\n" in out
-    assert "\n  price          unknown without a speed, at most 1,344.00, at 2 a node-hour\n" in out
+    assert "\n  price          unknown without a speed, at most 384.00, at 2 a node-hour\n" in out
     found = json.loads(say("plan", *cost, "--json", "--speed", "10")[1])["site"]
     assert found["spec"] == {"watch.stall_seconds": 60} and found["price"] == 2
     assert found["cost"] == pytest.approx(2 * found["node_hours"]) and found["most_cost"] > 4 * found["cost"]
@@ -163,7 +164,7 @@ def test_a_job_is_submitted_and_recorded(say: Say, standins: Standins, write_spe
     assert (status, out) == (
         0,
         f"a b; $(touch x): job 77 submitted; the script is {run}/job/job.sh, its output goes to {run}/job; "
-        "at most 20 requeues, 84.0 node-hours in all\n",
+        "at most 5 requeues, 24.0 node-hours in all\n",
     )
     assert [line["id"] for line in submissions(run)] == ["77"]
     assert load_spec(run / "job/spec.yaml") == load_spec(spec)

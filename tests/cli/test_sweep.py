@@ -75,8 +75,8 @@ def test_a_dry_run_prints_every_runs_plan_and_touches_nothing(say: Say, write_sw
         ["gpus-8", "2", "8", "8", "1", "16", "64", "10", "0.01", "4:00"],
         ["gpus-8_seed-1", "1", "4", "8", "2", "16", "64", "10", "0.01", "4:00"],
     ]
-    # The site's 4 hours on 1, 2 and 1 nodes, each with 20 requeues, as the speed is unknown.
-    assert "\n  node-hours  at most 336.0 with all requeues\n" in out
+    # The site's 4 hours on 1, 2 and 1 nodes, each with 5 requeues, a day, as the speed is unknown.
+    assert "\n  node-hours  at most 96.0 with all requeues\n" in out
     assert "the script of the first of 3 jobs:\n\n#!/bin/bash\n#SBATCH --job-name=gpus-4\n" in out
     out = stdout_of(say(*words, "--set", "requires=[account]"))
     assert out.splitlines()[-1].startswith("no script: slurm_generic: a job must have acc")
@@ -148,7 +148,7 @@ def test_runs_of_equal_nodes_are_one_array_with_the_cap(
     for part in (
         "study: job array 77 of 6 runs, 2 at once",
         f"\n  output      RUN/job/*.out{own}",
-        "  node-hours  at most 504.0 with all requeues\n",
+        "  node-hours  at most 144.0 with all requeues\n",
     ):
         assert part in out
     assert len(submits.calls("sbatch")) == 1

@@ -87,11 +87,11 @@ def test_a_network_that_was_not_measured_has_no_estimate(key):
     rows = dict(_cost("tsm_r50_8f", 1, key, price=2.5, max_requeues=1).rows())
     assert "no measurement of this network; give --speed" in rows["training"]
     unknown = "at least one job of 2:00; node-hours unknown without a speed, at most 4.0 with 1 requeue"
+    unknown += " (for more than a day: max_requeues, or --speed)"
     assert (rows["walltime"], rows["price"]) == (unknown, "unknown without a speed, at most 10.00, at 2.5 a node-hour")
     chain = dict(_cost("tsm_r50_8f", 2, key, "scale.gpus=12", walltime=300, max_requeues=0).rows())["walltime"]
-    assert (
-        chain == "at least a chain of 3 jobs of 2:00; node-hours unknown without a speed, at most 12.0 with 0 requeues"
-    )
+    many = "at least a chain of 3 jobs of 2:00; node-hours unknown without a speed, at most 12.0 with 0 requeues"
+    assert chain == f"{many} (for more than a day: max_requeues, or --speed)"
 
 
 def test_the_speed_of_a_classifier_is_not_a_detectors():
@@ -198,7 +198,10 @@ def test_requeues_follow_from_the_time_unless_the_site_or_the_command_says_how_m
     assert (cost.jobs, cost.max_requeues) == (jobs, requeues)
     assert _cost("tsm_r50_8f", nodes, *keys, site=own).max_requeues == 1
     assert _cost("tsm_r50_8f", nodes, *keys, site=own, max_requeues=0).max_requeues == 0
-    assert _cost("tsm_r50_8f", nodes, *keys, "data.crop=112").max_requeues == 20  # the time is unknown
+    # The time is unknown: jobs of 2 hours, for a day.
+    assert _cost("tsm_r50_8f", nodes, *keys, "data.crop=112").max_requeues == 11
+    day = _cost("tsm_r50_8f", nodes, *keys, "data.crop=112", site=load_site("slurm_generic"), walltime=1440)
+    assert day.max_requeues == 1
 
 
 def test_the_rows_for_people():

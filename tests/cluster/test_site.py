@@ -11,8 +11,8 @@ from summit_train.core.errors import UserError
 from summit_train.spec.source import shipped, to_yaml
 
 SITES = (
-    "alps", "aurora", "el_capitan", "flux_generic", "frontier", "local", "lsf_generic", "pbs_generic", "perlmutter",
-    "polaris", "slurm_generic", "slurm_v100", "summit",
+    "alps", "aurora", "el_capitan", "flux_generic", "frontier", "local", "lsf_generic", "lsf_jsrun", "pbs_generic",
+    "perlmutter", "polaris", "slurm_generic", "slurm_v100", "summit",
 )  # fmt: skip
 MINE = """
 name: mine
