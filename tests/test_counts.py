@@ -153,8 +153,8 @@ def test_without_a_cache_a_network_is_counted(home: str, tmp_path: Path, monkeyp
     assert count_network(spec_with()) == count.count_network(spec_with())
 
 
-def test_the_second_plan_needs_no_torch(say: Say) -> None:
-    command = ["plan", SHIPPED, "--clips", "64"]
+def test_the_second_plan_needs_no_torch(say: Say, tmp_path: Path) -> None:
+    command = ["plan", SHIPPED, "--clips", "64", f"run_dir={tmp_path}"]
     program = (
         "import sys; sys.modules['torch'] = None; from summit_train.__main__ import main; sys.exit(main(sys.argv[1:]))"
     )

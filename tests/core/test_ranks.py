@@ -179,12 +179,13 @@ def test_the_ranks_get_every_option_of_train(monkeypatch: pytest.MonkeyPatch, wr
     calls: list[tuple[object, ...]] = []
     monkeypatch.setattr("summit_train.cli.train.run_ranks", lambda *words: calls.append(words[:3]) or 3)
     spec = str(write_spec())
-    passed_on = ["--trace", "2:3", "--more-epochs", "7"]
+    passed_on = ["--trace", "2:3", "--more-epochs", "7", "--from", "9"]
     assert main(["train", "--ranks", "4", spec, "seed=1", "--hosts=a,b", *passed_on, "seed=2"]) == 3
     assert calls == [(["train", spec, "seed=1", "seed=2", *passed_on], 4, ["a", "b"])]
     parser = argparse.ArgumentParser(add_help=False)
     add_arguments(parser)
-    assert set(re.findall(r"--[a-z-]+", parser.format_usage())) == {"--ranks", "--hosts", "--trace", "--more-epochs"}
+    options = {"--ranks", "--hosts", "--trace", "--more-epochs", "--from"}
+    assert set(re.findall(r"--[a-z-]+", parser.format_usage())) == options
 
 
 @needs_ranks

@@ -108,7 +108,7 @@ def test_the_steps_to_add_a_task_name_functions_that_are_there() -> None:
     page = (ROOT / "docs/contributing.md").read_text(encoding="utf-8")
     section = page[page.index("## Add a task") : page.index("## Add a data set")]
     named = re.findall(r"((?:`\w+`(?:, )?)+) in `(?:summit_train/)?([\w/]+\.py)`", section)
-    assert len(named) > 10
+    assert len(named) >= 10
     for names, path in named:
         top = ROOT if path.startswith("papers/") else ROOT / "summit_train"
         source = (top / path).read_text(encoding="utf-8")
