@@ -285,9 +285,9 @@ def starting_state(
 def _state_of_origin(
     origin: Origin, spec: Spec, plan: Plan, train: Dataset | None, model: VideoNetwork
 ) -> tuple[State, list[str]]:
-    """Return another run's checkpoint as the first state of this run, and notes; record what changes.
+    """Return another run's checkpoint as the first state of this run, and notes.
 
-    Its entry `origin` is the path of the file that has its numbers. Raises UserError for keys that may not change.
+    Its entry `origin` has the values of an Origin with what changes. Raises UserError for keys that may not change.
     """
     path = Path(origin.checkpoint)
     state = load_checkpoint(path, bound_of(model))
@@ -299,9 +299,9 @@ def _state_of_origin(
         raise UserError(f"--from must be used with parallel.method synchronous, got {spec.parallel.method}")
     if state["step"] >= plan.total_steps:
         raise UserError(f"--from must be before the last step, {plan.total_steps}, got {state['step']}")
-    Origin(origin.checkpoint, differing).write(spec.run_path)
     kept = {key: value for key, value in state.items() if not key.startswith(("best_", "early_stop"))}
-    return kept | {"line": state["step"], "origin": str(path)}, [f"begins with {path}", *differing.values()]
+    kept |= {"line": state["step"], "origin": {"checkpoint": origin.checkpoint, "changes": differing}}
+    return kept, [f"begins with {path}", *differing.values()]
 
 
 def shared_starting_state(

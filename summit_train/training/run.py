@@ -36,7 +36,7 @@ from summit_train.training.decisions import Decisions
 from summit_train.training.health import Health
 from summit_train.training.inputs import Inputs
 from summit_train.training.noise import NoiseScale
-from summit_train.training.state import Validation
+from summit_train.training.state import Origin, Validation
 
 _OPEN_FILES = 100  # of a rank besides its workers: libraries, logs
 
@@ -58,7 +58,8 @@ class Run:
     """One run on one rank.
 
     start_step: the updates in the checkpoint that it resumes from. notes: lines for people. loss, measures: of
-    validation videos, on the CPU. writer: writes rank 0's checkpoints.
+    validation videos, on the CPU. writer: writes rank 0's checkpoints. origin: another run's checkpoint that this one
+    begins with now.
     """
 
     def __init__(self, inputs: Inputs, rank: Rank) -> None:
@@ -85,7 +86,8 @@ class Run:
         find = partial(starting_state, spec, plan, self.train_set, self.model, extension=inputs.extension)
         saved, resumed = shared_starting_state(find, spec.run_path, world, self.watchdog)
         step = saved.get("step", 0)
-        path = Path(saved["origin"]) if "origin" in saved else checkpoint_path(spec.run_path, step)
+        self.origin = Origin(**saved["origin"]) if "origin" in saved else None
+        path = checkpoint_path(spec.run_path, step) if self.origin is None else Path(self.origin.checkpoint)
         checkpoint = Checkpoint(path, saved, world)
         if saved:
             checkpoint.restore(self.model)

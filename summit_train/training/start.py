@@ -73,6 +73,8 @@ def begin_log(run: Run) -> Iterator[RunLog | None]:
     folder = spec.run_path
     (folder / "stopped").unlink(missing_ok=True)
     extension = _begin_extension(run)
+    if run.origin is not None:
+        run.origin.write(folder)
     write_text(folder / "spec.yaml", dump_spec(spec))
     _write_plan(run)
     _write_environment(run, dict(nodes), [host for host, _ in nodes])
