@@ -42,17 +42,12 @@ def run_pipeline(args: argparse.Namespace, stop: StopRequest) -> Result:
     launch = this_launch()
     inputs = _read(args, launch.size)
     traced = traced_steps(args.trace, inputs.plan.total_steps)
-    origin = None if args.from_step is None else Origin.asked(args.spec, args.from_step)
-    words = {
-        "command": "train",
-        "trace": args.trace,
-        "more_epochs": args.more_epochs is not None,
-        "from": args.from_step,
-    }
+    extends = args.more_epochs is not None
+    words = {"command": "train", "trace": args.trace, "more_epochs": extends, "from": args.from_step}
     with open_rank(launch, inputs, **words) as rank:
         rank.world.from_first(lambda: _check_still_asked(inputs.extension, args))
-        if origin is not None:
-            rank.world.from_first(lambda: origin.write(inputs.spec.run_path))
+        if (origin := inputs.origin) is not None:
+            rank.world.from_first(lambda: origin.check(inputs.spec.run_path))
         check_nodes(rank.world, rank.device, inputs.train, inputs.spec.run_path, rank.watchdog)
         run = Run(inputs, rank)
         manifests = [inputs.val.manifest, inputs.train.manifest]
@@ -84,13 +79,13 @@ def _read(args: argparse.Namespace, ranks: int) -> Inputs:
     if args.from_step is not None:
         if args.more_epochs is not None:
             raise UserError("--from must be used without --more-epochs; try schedule.epochs=N")
-        Origin.asked(args.spec, args.from_step)
+        origin = Origin.asked(args.spec, args.from_step)
         source = run_spec(args.spec)
         begin = [f"run_dir={source.run_dir}", f"name={source.name}-from-{args.from_step}"]
         spec = load_spec(Path(args.spec) / "spec.yaml", [*begin, *args.overrides])
         if spec.run_path.absolute() == source.run_path.absolute():
             raise UserError(f"--from must be used with another name, got {spec.name}; try name=OTHER")
-        return read_inputs(spec, ranks)
+        return read_inputs(spec, ranks, origin=origin)
     if args.more_epochs is None:
         return read_inputs(run_spec(args.spec, args.overrides), ranks)
     extension = Extension.asked(args.spec, args.more_epochs)

@@ -234,21 +234,22 @@ def starting_state(
     damaged: Mapping[Path, str] | None = None,
     *,
     extension: Extension | None = None,
+    origin: Origin | None = None,
 ) -> tuple[State, list[str]]:
     """Return the newest whole checkpoint of the run, or {} after loading pretrained weights into `model`; and notes.
 
     train: as in experiment_of. damaged: as in load_newest. extension: of this start; None: the run folder's last one.
     With it the checkpoint may come from a shorter run, or one that stopped early; a new line of checkpoints then
-    begins, without a best one or an early stop so far. Raises CheckpointError if the checkpoint is of another
-    experiment or none is whole, and UserError for weights that are missing or of another network, and for a foreign
-    network whose norms depend on the ranks.
+    begins, without a best one or an early stop so far. origin: of this start; None: the run folder's own.
+    Raises CheckpointError if the checkpoint is of another experiment or none is whole, and UserError for weights that
+    are missing or of another network, and for a foreign network whose norms depend on the ranks.
     """
     if plan.virtual_gpus > 1:
         check_norms(model)
     path, state, complaints = load_newest(spec.run_path, bound_of(model), damaged)
     notes = [f"passed over: {complaint}" for complaint in complaints]
     if path is None:
-        if (origin := Origin.read(spec.run_path)) is not None:
+        if (origin := origin or Origin.read(spec.run_path)) is not None:
             return _state_of_origin(origin, spec, plan, train, model)
         if (weights := spec.model.pretrained) is not None:
             try:

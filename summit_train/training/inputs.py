@@ -12,14 +12,15 @@ from summit_train.models.network import check_batch
 from summit_train.plan import Plan, make_plan
 from summit_train.spec import Spec, own_parts
 from summit_train.training.loss import TaskLoss, build_loss
-from summit_train.training.state import Extension
+from summit_train.training.state import Extension, Origin
 
 
 @dataclass(frozen=True)
 class Inputs:
     """The user's input, read and checked for consistency before the ranks communicate. Each part is made once, here.
 
-    loss: on the CPU. measures: of validation videos. extension: what --more-epochs asks for.
+    loss: on the CPU. measures: of validation videos. extension: what --more-epochs asks for. origin:
+    the checkpoint that --from names.
     """
 
     spec: Spec
@@ -29,19 +30,20 @@ class Inputs:
     loss: TaskLoss
     measures: Measures
     extension: Extension | None = None
+    origin: Origin | None = None
 
     @property
     def datasets(self) -> dict[str, Dataset]:
         return {"train": self.train, "val": self.val}
 
 
-def read_inputs(spec: Spec, ranks: int, extension: Extension | None = None) -> Inputs:
+def read_inputs(spec: Spec, ranks: int, extension: Extension | None = None, origin: Origin | None = None) -> Inputs:
     """Read the lists, and make what follows from the spec and them. Raises UserError."""
     train, val = open_datasets(spec)
     loss, measures = loss_and_measures(spec, list(train.manifest.clips_per_class.values()))
     check_batch(spec)
     plan = make_plan(spec, ranks, len(train))
-    return Inputs(spec, plan, train, val, loss, measures, extension)
+    return Inputs(spec, plan, train, val, loss, measures, extension, origin)
 
 
 def loss_and_measures(spec: Spec, clips_of_class: Sequence[int] = ()) -> tuple[TaskLoss, Measures]:

@@ -83,7 +83,9 @@ class Run:
         # --- network: its weights are those of the checkpoint, pretrained ones, or those that it has
         world.together(lambda: check_arithmetic(spec, rank.device))
         self.model = rank.network
-        find = partial(starting_state, spec, plan, self.train_set, self.model, extension=inputs.extension)
+        find = partial(
+            starting_state, spec, plan, self.train_set, self.model, extension=inputs.extension, origin=inputs.origin
+        )
         saved, resumed = shared_starting_state(find, spec.run_path, world, self.watchdog)
         step = saved.get("step", 0)
         self.origin = Origin(**saved["origin"]) if "origin" in saved else None

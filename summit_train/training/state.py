@@ -109,13 +109,15 @@ class Origin:
     checkpoint: str
     changes: dict[str, str] = field(default_factory=dict)
 
-    def write(self, run_path: Path) -> None:
-        """Write it into the new run's folder. Raises UserError where that is a run of another origin."""
+    def check(self, run_path: Path) -> None:
+        """Raise UserError where the new run's folder is that of a run of another origin."""
         former = Origin.read(run_path)
         if former is None and (run_path / "spec.yaml").exists():
             raise UserError(f"{run_path} must not exist, or begin with {self.checkpoint}; try name=OTHER")
         if former is not None and former.checkpoint != self.checkpoint:
             raise UserError(f"{run_path} begins with {former.checkpoint}, not {self.checkpoint}; try name=OTHER")
+
+    def write(self, run_path: Path) -> None:
         write_json(run_path / ORIGIN_FILE, asdict(self))
 
     @classmethod

@@ -64,6 +64,13 @@ def test_other_values_are_recorded_and_a_stopped_one_goes_on(old: Path, tmp_path
     assert status == 85, said
     succeed(0, "train", *words, "name=stopped")
     assert_bit_equal(final_state(new), final_state(tmp_path / "stopped"))
+    assert json.loads((tmp_path / "stopped/origin.json").read_text())["changes"] == found
+
+
+def test_a_refused_one_leaves_nothing_that_a_later_start_would_obey(old: Path, tmp_path: Path, say: Say) -> None:
+    words = ["train", old, "--from", "10", f"run_dir={tmp_path}"]
+    assert "must keep its network" in say(*words, "model.dropout=0.5")[2]
+    assert not (tmp_path / "run-from-10/origin.json").exists()
 
 
 @pytest.mark.parametrize(
