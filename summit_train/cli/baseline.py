@@ -8,25 +8,21 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from summit_train.core.comm.launch import this_launch
-from summit_train.core.device import choose_device
+from summit_train.cli.evaluate import scoring
 from summit_train.core.errors import UserError
 from summit_train.core.files import read_file, write_json
 from summit_train.core.progress import watched
 from summit_train.core.result import Result, tell, warn
-from summit_train.core.session import session
 from summit_train.core.text import counted, from_json
-from summit_train.core.watch import Watchdog
 from summit_train.data.dataset import Dataset, open_datasets
 from summit_train.evaluation.evaluation import RESULT_FILE
 from summit_train.evaluation.scores import Scores
 from summit_train.evaluation.scoring import PartialScores
 from summit_train.inference.baseline import Features, FeatureScorer, baseline, parts_within
 from summit_train.models import VideoNetwork
-from summit_train.models.network import initial_network
 from summit_train.models.weights import load_pretrained
-from summit_train.spec import Spec, changes_scores, run_spec
-from summit_train.training.agreement import check_agreement, identity
+from summit_train.spec import Spec, run_spec
+from summit_train.training.agreement import scores_digest
 
 FOLDER = "baseline"  # of a run
 FILE = "baseline.json"
@@ -48,10 +44,8 @@ def run(args: argparse.Namespace) -> Result:
         raise UserError(f"evaluate.mode must be clips, got {spec.evaluate.mode}; try evaluate.mode=clips")
     datasets = dict(zip(("train", "val"), open_datasets(spec), strict=True))
     folder = spec.run_path / FOLDER
-    with session(this_launch()) as world, Watchdog(world, spec.watch.stall_seconds) as watchdog:
-        device = choose_device(world)
-        network = world.together(lambda: initial_network(spec, device))
-        check_agreement(world, spec, datasets, network, command="baseline")
+    with scoring(spec, datasets, (), command="baseline") as (scorer, network, watchdog):
+        world = scorer.world
         world.from_first(lambda: _load(spec, network, datasets["train"].manifest.classes))
         world.broadcast_tensors(network.state_dict())
         features = Features(network)
@@ -59,16 +53,19 @@ def run(args: argparse.Namespace) -> Result:
         found: list[Scores] = []
         for which, dataset in datasets.items():
             path = folder / f"{which}.features.npz" if world.rank == 0 else None
-            scorer = FeatureScorer(spec, dataset, world, device, keeps_records=False, width=features.width)
+            feature_scorer = FeatureScorer(
+                spec, dataset, world, scorer.device, keeps_records=False, width=features.width
+            )
             with watched(f"{which} videos", f"computing the features of {which} video", world, watchdog) as progress:
-                scores = scorer.score(features, progress, earlier=PartialScores(path, f"{key} {which}"))
+                scores = feature_scorer.score(features, progress, earlier=PartialScores(path, f"{key} {which}"))
             if scores is not None:
                 found.append(scores)
-        if not found:  # not rank 0
-            return Result()
-        train, val = found
-        parts = parts_within(datasets["train"].manifest, train.videos[train.is_read], spec.seed)
-        values, scores = baseline(train, val, parts, spec.model.num_classes)
+    if not found:  # not rank 0
+        return Result()
+    # The other ranks have left, and nothing watches a fit of minutes.
+    train, val = found
+    parts = parts_within(datasets["train"].manifest, train.videos[train.is_read], spec.seed)
+    values, scores = baseline(train, val, parts, spec.model.num_classes)
     manifest = datasets["val"].manifest
     scores.save(folder / "predictions.npz", [manifest.clip(i) for i in scores.videos.tolist()], manifest.classes or ())
     values |= {"weights": spec.model.pretrained, "run": _own_top1(spec)}
@@ -88,9 +85,7 @@ def _load(spec: Spec, network: VideoNetwork, classes: Sequence[str] | None) -> N
 
 def _key(spec: Spec, datasets: Mapping[str, Dataset], network: VideoNetwork) -> str:
     """Return a digest of all that features depend on, the weights too."""
-    same = identity(spec, datasets, network)
-    keys = {key: value for key, value in same.keys.items() if changes_scores(spec, key)}
-    digest = hashlib.sha256(repr((keys, same.lists, same.code)).encode())
+    digest = hashlib.sha256(scores_digest(spec, datasets, network).encode())
     for tensor in network.state_dict().values():
         digest.update(tensor.cpu().contiguous().numpy().data)
     return digest.hexdigest()

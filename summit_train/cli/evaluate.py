@@ -88,7 +88,7 @@ def run(args: argparse.Namespace) -> Result:
     if key := next((key for key in ("loss.kind", "loss.like") if key in changed), None):
         raise UserError(f"{key} must be the run's own, as it sets the measures; train another run")
     folder = _result_folder(spec, args.name, changed, RESULT_FILE)
-    with _scoring(spec, datasets, paths, command="eval", checkpoints=list(map(str, paths))) as opened:
+    with scoring(spec, datasets, paths, command="eval", checkpoints=list(map(str, paths))) as opened:
         scorer, network, watchdog = opened
         training = None if inputs is None else (inputs.plan, inputs.train)
         goodput = scorer.world.from_first(lambda: goodput_values(spec.run_path))
@@ -99,7 +99,7 @@ def run(args: argparse.Namespace) -> Result:
 
 
 @contextmanager
-def _scoring(
+def scoring(
     spec: Spec, datasets: Mapping[str, Dataset], paths: Sequence[Path], **arguments: object
 ) -> Iterator[tuple[VideoScorer[Scored], VideoNetwork, Watchdog]]:
     """Open the ranks, compare what they were started with, and yield what scores the validation set, and the network.
@@ -239,7 +239,7 @@ def _run_observed(
     path = paths[0]
     arguments = {"checkpoint": str(path), "fractions": [str(fraction) for fraction in fractions]}
     with (
-        _scoring(spec, datasets, paths, command="eval --observed", **arguments) as (scorer, network, watchdog),
+        scoring(spec, datasets, paths, command="eval --observed", **arguments) as (scorer, network, watchdog),
         watched("videos", "evaluating video", scorer.world, watchdog) as progress,
     ):
         if out is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import hashlib
 import time
 from contextlib import suppress
 from dataclasses import replace
@@ -24,8 +23,8 @@ from summit_train.data.packed.stage import stage_sets
 from summit_train.evaluation.evaluation import Evaluation, build_scorer
 from summit_train.evaluation.scores import PREDICTIONS
 from summit_train.report.goodput import goodput_values
-from summit_train.spec import Spec, changes_scores, load_spec, run_spec
-from summit_train.training.agreement import identity
+from summit_train.spec import Spec, load_spec, run_spec
+from summit_train.training.agreement import scores_digest
 from summit_train.training.checkpoint import current_line, epoch_checkpoints
 from summit_train.training.inputs import Inputs, read_inputs
 from summit_train.training.loop import train
@@ -109,10 +108,7 @@ def _evaluate(run: Run, stop: StopRequest) -> None:
         run.writer.wait()
         paths = epoch_checkpoints(spec, run.plan.steps_per_epoch)
         kept, left_out = current_line(_still_there(spec, paths)[-spec.evaluate.last_checkpoints :])
-        # What scores depend on: another walltime, number of workers or place of the data loses none of them.
-        same = identity(spec, {"train": run.train_set, "val": run.val_set}, run.model)
-        keys = {key: value for key, value in same.keys.items() if changes_scores(spec, key)}
-        key = hashlib.sha256(repr((keys, same.lists, same.code)).encode()).hexdigest()
+        key = scores_digest(spec, {"train": run.train_set, "val": run.val_set}, run.model)
         return list(map(str, kept)), left_out, goodput_values(spec.run_path), key
 
     paths, left_out, goodput, key = world.from_first(last)

@@ -79,17 +79,36 @@ class Regression(NamedTuple):
         return logits
 
 
+class _Basis(NamedTuple):
+    """Features (N, F) as inputs (N, M) of a regression: standardised, in M of their own directions, M = min(N, F).
+
+    The optimal weights are a combination of the videos, which are often fewer than the features.
+    """
+
+    mean: NDArray[np.float64]
+    deviation: NDArray[np.float64]
+    directions: NDArray[np.float64]  # (M, F)
+    inputs: NDArray[np.float64]
+
+    @classmethod
+    def of(cls, features: NDArray[Any]) -> _Basis:
+        mean = features.mean(0, dtype=np.float64)
+        deviation = features.std(0, dtype=np.float64)
+        deviation[deviation == 0] = 1.0
+        left, scale, directions = np.linalg.svd((features - mean) / deviation, full_matrices=False)
+        return cls(mean, deviation, directions, left * scale)
+
+
 def fit(features: NDArray[Any], labels: NDArray[np.int64], strength: float) -> Regression:
     """Fit a regression to features (N, F); strength: C, the more the weaker the penalty. Biases have no penalty."""
-    mean = features.mean(0, dtype=np.float64)
-    deviation = features.std(0, dtype=np.float64)
-    deviation[deviation == 0] = 1.0
+    return _fit_in(_Basis.of(features), labels, strength)
+
+
+def _fit_in(basis: _Basis, labels: NDArray[np.int64], strength: float) -> Regression:
     known, numbers = np.unique(labels, return_inverse=True)
-    # The optimal weights are a combination of the videos, often fewer than features: solve in the basis of these.
-    left, scale, basis = np.linalg.svd((features - mean) / deviation, full_matrices=False)
-    inputs = torch.from_numpy(left * scale)
+    inputs = torch.from_numpy(basis.inputs)
     targets = torch.from_numpy(numbers)
-    weight = torch.zeros(len(known), len(scale), dtype=torch.float64, requires_grad=True)
+    weight = torch.zeros(len(known), inputs.shape[1], dtype=torch.float64, requires_grad=True)
     bias = torch.zeros(len(known), dtype=torch.float64, requires_grad=True)
     penalty = 1 / (strength * len(targets))
     solver = torch.optim.LBFGS(
@@ -105,7 +124,8 @@ def fit(features: NDArray[Any], labels: NDArray[np.int64], strength: float) -> R
         return value
 
     solver.step(loss)  # type: ignore[no-untyped-call]
-    return Regression(mean, deviation, known, weight.detach().numpy() @ basis, bias.detach().numpy())
+    weights = weight.detach().numpy() @ basis.directions
+    return Regression(basis.mean, basis.deviation, known, weights, bias.detach().numpy())
 
 
 def choose_strength(
@@ -116,15 +136,15 @@ def choose_strength(
     parts: of each video, 0 to n - 1; each is predicted by a regression that was fitted to the others.
     """
     part_of = np.asarray(parts)
-    found: list[float] = []
-    for strength in STRENGTHS:
-        right = 0
-        for part in range(int(part_of.max()) + 1):
-            held_out = part_of == part
-            regression = fit(features[~held_out], labels[~held_out], strength)
+    right = np.zeros(len(STRENGTHS))
+    for part in range(int(part_of.max()) + 1):
+        held_out = part_of == part
+        basis = _Basis.of(features[~held_out])
+        for number, strength in enumerate(STRENGTHS):
+            regression = _fit_in(basis, labels[~held_out], strength)
             logits = regression.logits(features[held_out], int(labels.max()) + 1)
-            right += int((logits.argmax(1) == labels[held_out]).sum())
-        found.append(100 * right / len(labels))
+            right[number] += (logits.argmax(1) == labels[held_out]).sum()
+    found: list[float] = (100 * right / len(labels)).tolist()
     return STRENGTHS[int(np.argmax(found))], found
 
 

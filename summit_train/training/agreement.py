@@ -17,7 +17,7 @@ from summit_train.core.errors import UserError
 from summit_train.data.dataset import Dataset
 from summit_train.models import VideoNetwork
 from summit_train.plan import Plan
-from summit_train.spec import Spec, experiment_defaults, experiment_keys, own_parts, rank_keys
+from summit_train.spec import Spec, changes_scores, experiment_defaults, experiment_keys, own_parts, rank_keys
 
 _CODE = "summit_train (digest of the code)"
 
@@ -80,6 +80,16 @@ def identity(spec: Spec, datasets: Mapping[str, Dataset], network: VideoNetwork,
         "network (digest of names and shapes)": hashlib.sha256(shapes.encode()).hexdigest(),
     }
     return Identity(rank_keys(spec), lists, code)
+
+
+def scores_digest(spec: Spec, datasets: Mapping[str, Dataset], network: VideoNetwork) -> str:
+    """Return a digest of what the scores of one checkpoint depend on.
+
+    Another walltime, number of workers or place of the data changes nothing.
+    """
+    same = identity(spec, datasets, network)
+    keys = {key: value for key, value in same.keys.items() if changes_scores(spec, key)}
+    return hashlib.sha256(repr((keys, same.lists, same.code)).encode()).hexdigest()
 
 
 def code_digest(package: Path) -> str:
