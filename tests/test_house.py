@@ -45,7 +45,7 @@ OWNERS = {
 
 # Everything else must be importable on a machine without torch.
 NEEDS_TORCH = re.compile(
-    r"core\.(device|saved).*|models.*|evaluation\.(?!fuse|measures|paired|scores).*|training\.(?!buckets).*|"
+    r"core\.(device|saved).*|models.*|evaluation\.(?!fuse|measures|scores).*|training\.(?!buckets).*|"
     r"tasks\.\w+\.(geometry|detect|loss|pooling|proposals|rfcn|scoring|stream)|"
     r"inference\..*|optim\.(?!schedule).*|data\.video\.own_augment|bench\..*|"
     r"cluster\.(doctor.*|node_check)|cli\.(baseline|pipeline|train|evaluate|predict|model)"
