@@ -48,7 +48,8 @@ from summit_train.spec import Spec
 from summit_train.training.agreement import experiment_differences, experiment_of
 from summit_train.training.state import Extension, Origin
 
-# Keys that `train RUN --from STEP` may change: no weight and no state of the solver depends on them.
+# Keys that `train RUN --from STEP` may change: no weight depends on them, nor a state of the solver, but for a momentum
+# that becomes 0 or was 0, which the solver's state then refuses.
 _MAY_CHANGE = re.compile(
     r"schedule\..*|loss\.(class_weights|label_smoothing)|optimizer\.(base_\w+|lr_scaling|weight_decay|momentum|clip_norm)"
     r"|data\.(augment|balance|crop_scales|erase|flip|long_side|mix|rand_augment|short_side)"
