@@ -31,7 +31,6 @@ from summit_train.data.video.source import DecodeError
 from summit_train.evaluation.fuse import read_run
 from summit_train.evaluation.scores import probabilities
 from summit_train.plan import make_plan
-from summit_train.report.confusion import all_names
 from summit_train.report.films import Film, Seen, film, seen
 from summit_train.report.page import environment, write_page
 from summit_train.spec import DataSpec, Spec, run_spec
@@ -162,7 +161,7 @@ def _in_validation(args: argparse.Namespace) -> _Clips:
     hot = run.scores.hot
     shares = probabilities(run.scores.scores, run.scores.kind)
     right = np.where(hot, shares, 1.0 if run.scores.kind == "softmax" else 1 - shares)
-    names = all_names(run.class_names, shares.shape[1])
+    names = run.scores.names(run.class_names)
     places = {clip: place for place, clip in enumerate(run.clips) if run.scores.is_read[place]}
     sure = dict[int, float]()
     scores = dict[int, dict[str, Any]]()

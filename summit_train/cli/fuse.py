@@ -14,9 +14,9 @@ from summit_train.core.files import check_output, write_json
 from summit_train.core.result import Result, TextTable
 from summit_train.core.session import check_single
 from summit_train.core.text import counted
+from summit_train.evaluation.confusion import Confusion
 from summit_train.evaluation.fuse import fuse, fused_values, parse_weights, read_runs
 from summit_train.evaluation.measures import Measures, measures_of
-from summit_train.report.confusion import confusion_of
 
 _SHOWN = 5  # classes of the largest gains, and as many of the largest losses
 _NPZ = "fused.npz"
@@ -46,8 +46,8 @@ def run(args: argparse.Namespace) -> Result:
     values = fused_values(runs, weights, fused)
     values["scores"] = "logits" if not args.softmax else "sigmoid" if binary else "softmax"
     if not binary:
-        confusion = confusion_of("the fused scores", fused, names)
-        values["confusion"] = {"names": list(confusion.names), "counts": confusion.counts.tolist()}
+        counts = Confusion.of([fused]).among(range(fused.scores.shape[1])).tolist()
+        values["confusion"] = {"names": list(fused.names(names)), "counts": counts}
     text = _text(values, measures_of(fused.kind, fused.scores.shape[1]))
     if out is not None:
         if args.softmax:  # as logits, of which these are the probabilities

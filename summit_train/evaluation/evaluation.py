@@ -14,12 +14,14 @@ import torch
 
 from summit_train.core.comm import World
 from summit_train.core.files import read_file, write_json
+from summit_train.core.result import TextTable
 from summit_train.core.run_folder import digest_path
 from summit_train.core.saved import bound_of, give_weights, load_checkpoint, unmapped
 from summit_train.core.text import counted, percent
 from summit_train.core.watch import StopRequest, Watchdog, leave_if_asked
 from summit_train.data.dataset import Dataset
 from summit_train.data.manifest.reading import check_same_classes
+from summit_train.evaluation.confusion import MOST_CLASSES, class_rows
 from summit_train.evaluation.measures import Measures, interval, left_out, measures_of, say_certainty, say_left_out
 from summit_train.evaluation.precise_bn import recompute_from_training
 from summit_train.evaluation.scores import PREDICTIONS, Scored, prediction_names
@@ -67,6 +69,8 @@ class Evaluation:
         averages: list[dict[str, Any]] = []  # of the same checkpoints' averaged weights
         num_videos = 0
         missing = list[str]()
+        classes = list[dict[str, Any]]()  # of the last checkpoint
+        names = self.scorer.dataset.manifest.class_names
         for path, name in zip(paths, prediction_names(paths), strict=True):
             last, average, step = read_weights(self.scorer, model, path)
             if self.training is not None:  # which normalisations were trained decides which statistics are recomputed
@@ -80,7 +84,8 @@ class Evaluation:
                     bad = {"bad_videos": scores.num_bad} if scores.num_bad else {}
                     results.append({"path": str(path), "step": step} | values | bad)
                     num_videos = len(scores.videos)
-                    missing = left_out(scores, self.scorer.dataset.manifest.class_names)
+                    missing = left_out(scores, names)
+                    classes = classes if suffix else self.measures.classes(scores, names)
         if world.rank != 0:
             return None
         result = summarise(rows, spec, num_videos) | {"overrides": dict(self.overrides)} | dict(self.goodput)
@@ -88,6 +93,8 @@ class Evaluation:
             result["precise_bn"] = spec.evaluate.precise_bn
         if missing:
             result["classes_left_out"] = missing
+        if classes:
+            result["classes"] = classes
         if averages:
             result["ema"] = summarise(averages, spec, num_videos)
         write_json(self.folder / RESULT_FILE, result)
@@ -117,8 +124,7 @@ class Evaluation:
         def values() -> dict[str, Any]:
             if scores is None:  # not rank 0
                 return {}
-            macro = self.measures.macro(scores)
-            return self.measures.values(scores) | ({} if macro is None else {"top1_macro": macro})
+            return self.measures.values(scores) | self.measures.macro(scores)
 
         return scores, scorer.world.together(values)
 
@@ -171,8 +177,9 @@ def summarise(rows: Sequence[dict[str, Any]], spec: Spec, num_videos: int) -> di
             result[f"{key}_best"] = max(numbers, default=None)
     if measures.main.key == "top1" and result["top1_mean"] is not None:
         result["top1_interval"] = interval(result["top1_mean"], num_videos)
-    if macros := [row["top1_macro"] for row in rows if "top1_macro" in row]:
-        result["top1_macro_mean"] = statistics.fmean(macros)
+    for key in ("top1_macro", "top1_macro_f1"):
+        if macros := [row[key] for row in rows if key in row]:
+            result[f"{key}_mean"] = statistics.fmean(macros)
     return result | {
         "videos": num_videos,
         "mode": spec.evaluate.mode,
@@ -182,12 +189,15 @@ def summarise(rows: Sequence[dict[str, Any]], spec: Spec, num_videos: int) -> di
     }
 
 
-def accuracy_text(result: dict[str, Any], measures: Measures) -> list[str]:
-    """Return the content of eval.json for people, a line each."""
+def accuracy_text(result: dict[str, Any], measures: Measures) -> list[str | TextTable]:
+    """Return the content of eval.json for people, a line each, and the table of the classes."""
     lines = _mean_text(result, measures)
     if "ema" in result:
         lines += [f"average of the weights: {line}" for line in _mean_text(result["ema"], measures)]
-    return lines + _videos_text(result)
+    rows = class_rows(result.get("classes", ()))
+    lowest = f", the {len(rows)} of the lowest recall" if len(result.get("classes", ())) > MOST_CLASSES else ""
+    table = TextTable([(f"class{lowest}", "videos", "precision", "F1", "recall"), *rows])
+    return [*lines, *_videos_text(result), *([table] if rows else [])]
 
 
 def _mean_text(result: dict[str, Any], measures: Measures) -> list[str]:
@@ -210,7 +220,7 @@ def _videos_text(result: dict[str, Any]) -> list[str]:
     clips = "all frames streamed" if result["mode"] == "stream" else counted(result["clips"], "clip")
     crops = "the full frame" if result["crops"] == "full" else counted(result["crops"], "crop")
     lines = [f"{counted(result['videos'], 'video')}, {clips} x {crops}"]
-    lines += say_certainty(result.get("top1_interval"), result.get("top1_macro_mean"))
+    lines += say_certainty(result.get("top1_interval"), result.get("top1_macro_mean"), result.get("top1_macro_f1_mean"))
     if bad := max((checkpoint.get("bad_videos", 0) for checkpoint in result["checkpoints"]), default=0):
         lines.append(f"{counted(bad, 'unreadable video')}, counted as wrong")
     if "precise_bn" in result:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from summit_train.core.own_parts import OwnPart
 from summit_train.core.text import listed, percent
+from summit_train.evaluation.confusion import Confusion
 from summit_train.evaluation.scores import Scored, Scores
 from summit_train.spec import Spec, own_parts
 
@@ -111,14 +112,22 @@ class Measures:
         values = self.main.of_class(scored).tolist()
         return [None if math.isnan(value) else round(value, 2) for value in values]
 
-    def macro(self, scored: Scored) -> float | None:
-        """Return the mean over the classes of top-1, percent; None where they have equal numbers of videos."""
+    def macro(self, scored: Scored) -> dict[str, float]:
+        """Return the mean F1 of the classes of one class a video, percent, and of unequal classes their mean top-1."""
         scores = scored.class_scores
         if scores is None or scores.kind != "softmax":
-            return None
-        videos = scores.hot.sum(0)
-        known = videos[videos > 0]
-        return None if (known == known[0]).all() else float(np.nanmean(self.main.of_class(scores)))
+            return {}
+        confusion = Confusion.of([scores])
+        known = confusion.videos[confusion.videos > 0]
+        means = {} if (known == known[0]).all() else {"top1_macro": float(np.nanmean(confusion.percents["recall"]))}
+        return means | {"top1_macro_f1": confusion.macro_f1}
+
+    def classes(self, scored: Scored, names: Sequence[str]) -> list[dict[str, Any]]:
+        """Return precision, F1 and recall of each class, of one class a video; of more than 1,000, []."""
+        scores = scored.class_scores
+        if scores is None or scores.kind != "softmax" or (self.num_classes or 0) > _MOST_CLASSES:
+            return []
+        return Confusion.of([scores]).by_class(scores.names(names))
 
     def text(self, values: Mapping[str, Any]) -> str:
         """Return `top-1 73.81 %  top-5 91.20 %`, of eval.json `top-1 73.81 +- 0.05 %  top-5 91.20 %`."""
@@ -140,10 +149,12 @@ def interval(top1: float, videos: int) -> tuple[float, float]:
     return max(0.0, 100 * (middle - half) / (1 + spread)), min(100.0, 100 * (middle + half) / (1 + spread))
 
 
-def say_certainty(bounds: Sequence[float] | None, macro: float | None) -> list[str]:
-    """Return lines for people about top-1: its interval, and its mean over the classes, as far as they are known."""
+def say_certainty(bounds: Sequence[float] | None, macro: float | None, macro_f1: float | None) -> list[str]:
+    """Return lines for people about top-1: its interval, and means over the classes, as far as they are known."""
     lines = [] if bounds is None else ["95 % interval of top-1: {:.2f} to {:.2f} %".format(*bounds)]
-    return lines if macro is None else [*lines, f"macro top-1, the mean over the classes: {percent(macro)}"]
+    means = {"macro top-1": macro, "macro-F1": macro_f1}
+    known = [f"{name}, the mean over the classes: {percent(mean)}" for name, mean in means.items() if mean is not None]
+    return [*lines, *known]
 
 
 def measures_of(kind: object, num_classes: float | None = None, own: Sequence[str] = ()) -> Measures:

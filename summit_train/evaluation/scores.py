@@ -84,6 +84,11 @@ class Scores:
     def class_scores(self) -> Scores:
         return self
 
+    def names(self, known: Sequence[str]) -> tuple[str, ...]:
+        """Return a name for each class: those known, then numbers."""
+        size = self.scores.shape[1]
+        return (*known[:size], *map(str, range(len(known), size)))
+
     def right(self, k: int) -> NDArray[np.bool_]:
         """Mark the videos whose label is among their k highest scores, (V,); equal ones in the order of classes."""
         label_scores = np.take_along_axis(self.scores, self.labels[:, None], axis=1)

@@ -15,6 +15,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
 from summit_train.core.run_log import EvalRecord, StepRecord, number
+from summit_train.evaluation.confusion import MOST_CLASSES
 from summit_train.report.figures import (
     GREY,
     HEIGHT,
@@ -35,7 +36,7 @@ from summit_train.report.figures import (
 )
 from summit_train.report.observed import observed_picture
 from summit_train.report.records import RunRecord
-from summit_train.report.tables import MOST_CLASSES, machine_of, views_of
+from summit_train.report.tables import machine_of, views_of
 
 TWICE = "Thin: every step. Thick: moving mean."
 # Line styles of the accuracies: of training, validation in training, final evaluation.

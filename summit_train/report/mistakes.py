@@ -11,7 +11,7 @@ from summit_train.core.text import share
 from summit_train.data.video.augment import test_frames, test_views
 from summit_train.evaluation.fuse import RunScores
 from summit_train.evaluation.scores import Scores, probabilities
-from summit_train.report.confusion import all_names, read_scores
+from summit_train.report.confusion import read_scores
 from summit_train.report.films import Film, Videos
 from summit_train.report.records import RunRecord
 
@@ -64,7 +64,7 @@ def _mistake(found: RunScores, shares: NDArray[np.float64], place: int, videos: 
     clip = found.clips[place]
     predicted = int(scores.argmax())
     own = int(found.scores.labels[place])
-    names = all_names(found.class_names, len(scores))
+    names = found.scores.names(found.class_names)
     film = videos.film(
         int(found.scores.videos[place]),
         clip,

@@ -16,7 +16,7 @@ from summit_train.core.errors import UserError
 from summit_train.core.files import read_file, replacing
 from summit_train.core.text import counted, duration, percent, show
 from summit_train.report import tables
-from summit_train.report.confusion import read_confusion, read_precisions
+from summit_train.report.confusion import read_classes, read_precisions
 from summit_train.report.curves import pictures
 from summit_train.report.goodput import goodput_rows, restarts, time_spent
 from summit_train.report.mistakes import read_mistakes
@@ -55,7 +55,7 @@ def environment() -> jinja2.Environment:
     strict = jinja2.StrictUndefined
     pages = jinja2.Environment(loader=loader, autoescape=True, undefined=strict, trim_blocks=True, lstrip_blocks=True)
     pages.filters.update(percent=percent, show=show, duration=duration, counted=counted)
-    read = (read_confusion, read_precisions, read_mistakes, read_section, noise_section, time_spent)
+    read = (read_classes, read_precisions, read_mistakes, read_section, noise_section, time_spent)
     shown = (pictures, goodput_rows, restarts)
     pages.globals.update({function.__name__: function for function in (*read, *shown)}, tables=tables)
     return pages

@@ -18,7 +18,16 @@ from summit_train.core.files import read_file
 from summit_train.core.run_log import METRICS_FILE, Replay, number
 from summit_train.core.text import from_json
 from summit_train.evaluation.measures import Measures, measures_of
-from summit_train.report.results import OBSERVED_FILE, BestCheckpoint, Checked, ClipsPerClass, FinalEval, Observed
+from summit_train.report.results import (
+    BASELINE_FILE,
+    OBSERVED_FILE,
+    Baseline,
+    BestCheckpoint,
+    Checked,
+    ClipsPerClass,
+    FinalEval,
+    Observed,
+)
 from summit_train.spec.catalog import is_foreign
 from summit_train.spec.source import parse_mapping
 
@@ -51,7 +60,7 @@ class RunRecord:
     @cached_property
     def notes(self) -> list[str]:
         """List what could not be read, of all files; what reads more of the folder adds its own."""
-        for part in ("environment", "clips_per_class", "final", "others", "best", "observed"):
+        for part in ("environment", "clips_per_class", "final", "others", "best", "baseline", "observed"):
             getattr(self, part)
         return [*sorted(self._problems), *self.log.problems]
 
@@ -101,6 +110,10 @@ class RunRecord:
     def best(self) -> BestCheckpoint | None:
         """The checkpoint that checkpoint.keep_best keeps."""
         return self._parsed(BestCheckpoint, self._json("checkpoints/best.json"), "checkpoints/best.json")
+
+    @cached_property
+    def baseline(self) -> Baseline | None:
+        return self._parsed(Baseline, self._json(BASELINE_FILE), BASELINE_FILE)
 
     @cached_property
     def observed(self) -> Observed | None:

@@ -15,6 +15,7 @@ from summit_train.core.text import from_json, mean_std
 from summit_train.evaluation.measures import Measure, interval
 
 OBSERVED_FILE = "observed.json"  # of `eval --observed`; optional
+BASELINE_FILE = "baseline/baseline.json"  # of `baseline`; optional
 
 
 class Checked(BaseModel):
@@ -88,6 +89,14 @@ class BestCheckpoint(Checked):
     step: int
     measure: str
     value: float
+
+
+class Baseline(Checked):
+    """baseline.json: top-1 of logistic regression on frozen features, and its 95 % interval, in percent."""
+
+    top1: float
+    top1_interval: tuple[float, float]
+    features: int
 
 
 class ObservedPoint(WithMeasures):

@@ -8,11 +8,11 @@ from typing import Any
 
 from summit_train.core.run_log import StartRecord, StepRecord, number
 from summit_train.core.text import MOST_ITEMS, NONE, counted, duration, listed, percent, show
+from summit_train.evaluation.confusion import MOST_CLASSES
 from summit_train.evaluation.measures import say_certainty
 from summit_train.report.records import RunRecord
 from summit_train.report.results import ClipsPerClass, FinalEval
 
-MOST_CLASSES = 30  # of a table with a row for each class
 CONSEQUENCES = {  # of a file that is missing
     "eval.json": ": there was no final evaluation",
     "metrics.jsonl": ": no step was recorded",
@@ -173,7 +173,8 @@ def remarks_of(run: RunRecord) -> list[str]:
     remarks = list[str]()
     wanted = number(run.setting("evaluate", "last_checkpoints"))
     if run.final is not None:
-        remarks += say_certainty(run.final.interval(run.measures.main), run.final.of("top1_macro_mean"))
+        means = (run.final.of(f"{key}_mean") for key in ("top1_macro", "top1_macro_f1"))
+        remarks += say_certainty(run.final.interval(run.measures.main), *means)
         if wanted is not None and (found := len(run.final.checkpoints)) < wanted:
             count = counted(found, "checkpoint")
             remarks.append(f"The mean is over {count}, fewer than evaluate.last_checkpoints, {wanted:.0f}")

@@ -35,7 +35,7 @@ RESERVED_NAMES = (
     "frames_per_batch", "lr", "peak_lr", "training_top1",
     "noise_scale", "noise_scale_error", "gradient_square", "gradient_variance", "clips_per_second", "started",
     "measure", "last", "best", "mean", "macro", "low", "high", "evaluation", "x", "top1_by_clips", "top1_macro",
-    "top1_interval",
+    "top1_interval", "top1_macro_f1", "seed", "baseline", "sweep",
 )  # fmt: skip
 _UNTRAINED = "must be false without model.pretrained, got true; try setting model.pretrained"
 _STATISTICS = ("_mean", "_std", "_last", "_best")  # endings of a measure's columns

@@ -1,97 +1,162 @@
-"""Write a sweep's folder: its table, its figure over batch sizes or another key, and the clips of its folds."""
+"""Write a sweep's folder: its table, its figure, and of a cross-validation the clips and the confusion matrix."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from summit_train.core.errors import UserError
 from summit_train.core.files import locked, replacing, write_json, write_text
-from summit_train.core.text import NONE, counted, csv_text, listed
+from summit_train.core.text import NONE, counted, csv_text, listed, numbered
+from summit_train.evaluation.confusion import Confusion
 from summit_train.evaluation.fuse import RunScores, check_classes, read_run
+from summit_train.evaluation.measures import interval
 from summit_train.evaluation.scores import probabilities
-from summit_train.report.confusion import all_names
+from summit_train.report.confusion import Classes
 from summit_train.report.figures import GREY, PALETTE, drawable, finite, house_style, image, log_ticks, series
 from summit_train.report.noise import Measured
-from summit_train.sweep.grid import Sweep, SweepRun, is_number
-from summit_train.sweep.status import Point, SweepRow, as_values, has_repeats, read_rows, sweep_points, tables
+from summit_train.sweep.grid import Sweep, is_number, joined_name
+from summit_train.sweep.status import (
+    Point,
+    Row,
+    add_note,
+    as_values,
+    by_setting,
+    has_repeats,
+    read_rows,
+    sweep_points,
+    tables,
+)
+
+_MOST_CLASSES = 1000  # of a matrix
 
 
-def write_sweep(sweep: Sweep, jobs: Mapping[str, tuple[str, str]]) -> list[SweepRow]:
-    """Write table.txt, .csv, .json, accuracy.png, .svg and with folds clips.csv into the folder; return the rows."""
+def write_sweep(sweep: Sweep, jobs: Mapping[str, tuple[str, str]]) -> list[Row]:
+    """Write tables, accuracy.png and .svg, and with folds clips.csv and `confusion_files`; return the rows."""
     # Runs that end together all do this. One lock covers reading and writing: no run writes older results over newer.
     with locked(sweep.folder / "lock"):
         rows = read_rows(sweep, jobs)
+        drawn = dict[str, bytes]()
         if any(run.fold for run in sweep.runs):
-            write_text(sweep.folder / "clips.csv", csv_text(clip_table(sweep, rows)))
+            scored = read_folds(rows)
+            write_text(sweep.folder / "clips.csv", csv_text(clip_table(sweep, scored)))
+            drawn |= confusion_files(sweep, rows, scored)
         write_text(sweep.folder / "table.txt", tables(sweep, rows) + "\n")
-        columns = dict.fromkeys(key for row in rows for key in row.values())  # another task has measures of its own
-        write_text(sweep.folder / "table.csv", csv_text([columns, *(map(row.of, columns) for row in rows)]))
+        columns = dict.fromkeys(key for row in rows for key in row)  # another task has measures of its own
+        write_text(sweep.folder / "table.csv", csv_text([columns, *(map(row.get, columns) for row in rows)]))
         write_json(sweep.folder / "table.json", as_values(sweep, rows))
-        for name, content in draw_accuracy(sweep, rows).items():
+        if (figure := draw_accuracy(sweep, rows) or draw_runs(sweep, rows)) is not None:
+            with house_style():
+                drawn |= {f"accuracy.{kind}": image(figure, kind) for kind in ("png", "svg")}
+        for name, content in drawn.items():
             with replacing(sweep.folder / name) as file:
                 file.write(content)
     return rows
 
 
-def clip_table(sweep: Sweep, rows: Sequence[SweepRow]) -> list[list[object]]:
-    """Return a heading and a row for each clip of each run that is done, by its last checkpoint.
+def written(sweep: Sweep) -> str:
+    kinds = ("table.*", "accuracy.*", "clips.*", "confusion*.*")
+    return ", ".join(sorted(path.name for kind in kinds for path in sweep.folder.glob(kind)))
 
-    A row has the labels and the probability of each class; none where the clip could not be read. The `note` in `rows`
-    says why the scores of a run are left out: they cannot be read, or their classes are not those of the other folds.
+
+def read_folds(rows: Sequence[Row]) -> dict[str, RunScores]:
+    """Return run name -> the scores of the last checkpoint of each run that is done, all with the classes' names.
+
+    The note in `rows` says why the scores of a run are left out: they cannot be read, or their classes are not those
+    of the other folds.
     """
-    scored: list[tuple[SweepRun, RunScores]] = []
+    scored = dict[str, RunScores]()
     first: RunScores | None = None  # the first run whose classes have names, if any have
-    for run, row in zip(sweep.runs, rows, strict=True):
-        if row.state == "done":
-            try:
-                one = read_run(row.run)
-                check_classes(first or one, one)
-            except UserError as error:
-                row.add_note(str(error))
-                continue
-            scored.append((run, one))
-            if first is None or not first.class_names:
-                first = one
-    size = first.scores.scores.shape[1] if first else 0
-    classes = all_names(first.class_names, size) if first else ()
+    for row in rows:
+        if row["state"] != "done":
+            continue
+        try:
+            run = read_run(row["run"])
+            check_classes(first or run, run)
+        except UserError as error:
+            add_note(row, str(error))
+            continue
+        scored[row["name"]] = run
+        if first is None or not first.class_names:
+            first = run
+    names = first.scores.names(first.class_names) if first else ()
+    return {name: replace(run, class_names=names) for name, run in scored.items()}
+
+
+def clip_table(sweep: Sweep, scored: Mapping[str, RunScores]) -> list[list[object]]:
+    """Return a heading and a row for each clip of each run: its labels and the probability of each class.
+
+    A clip that could not be read has no probabilities.
+    """
+    classes = next((run.class_names for run in scored.values()), ())
     table: list[list[object]] = [["run", "fold", "seed", "clip", "label", "predicted", *classes]]
-    for run, one in scored:
-        scores = one.scores
+    for run in sweep.runs:
+        if run.name not in scored:
+            continue
+        scores = scored[run.name].scores
         likely = probabilities(scores.scores, scores.kind)
-        for number, clip in enumerate(one.clips):
+        for number, clip in enumerate(scored[run.name].clips):
             labels = ";".join(name for name, is_one in zip(classes, scores.hot[number], strict=True) if is_one)
-            prediction: list[object] = [""] * (1 + size)
+            prediction: list[object] = [""] * (1 + len(classes))
             if scores.is_read[number]:
                 prediction = [classes[likely[number].argmax()], *(f"{share:.6f}" for share in likely[number])]
             table.append([run.name, run.fold, run.spec.seed, str(clip), labels, *prediction])
     return table
 
 
-def written(sweep: Sweep) -> str:
-    return ", ".join(
-        sorted(path.name for kind in ("table", "accuracy", "clips") for path in sweep.folder.glob(f"{kind}.*"))
-    )
+def confusion_files(sweep: Sweep, rows: Sequence[Row], scored: Mapping[str, RunScores]) -> dict[str, bytes]:
+    """Return file name -> content of the matrix of each setting's folds together, of one class a video.
+
+    confusion.csv: a row for each setting and true class, a column for each predicted one. A clip counts once for each
+    seed.
+    """
+    groups = [[row for _, row in group] for group in by_setting(sweep, rows)]
+    files = dict[str, bytes]()
+    table: list[list[object]] = []
+    for label, group in zip(setting_labels(sweep, rows), groups, strict=True):
+        runs = [scored[row["name"]] for row in group if row["name"] in scored]
+        if not runs or runs[0].scores.kind != "softmax" or len(runs[0].class_names) > _MOST_CLASSES:
+            continue
+        names = runs[0].class_names
+        confusion = Confusion.of([run.scores for run in runs])
+        table = table or [["setting", "true", *names]]
+        matrix = confusion.among(range(len(names))).tolist()
+        table += [[label, name, *counts] for name, counts in zip(names, matrix, strict=True)]
+        about = Classes(f"{len(runs)} of {counted(len(group), 'run')}", names, confusion)
+        if about.most_confused():
+            title = f"{sweep.name} {label}".rstrip() + f"\n{about.caption()}".replace(". ", ".\n")
+            files[f"confusion_{label}.png".replace("_.", ".")] = about.image("png", title)
+    return files | ({"confusion.csv": csv_text(table).encode("utf-8", "replace")} if table else {})
 
 
-def draw_accuracy(sweep: Sweep, rows: Sequence[SweepRow]) -> dict[str, bytes]:
-    """Draw the main measure of the finished runs against the sweep's axis; return file name -> content, PNG and SVG.
+def setting_labels(sweep: Sweep, rows: Sequence[Row]) -> list[str]:
+    """Return a name of each setting that is safe in a file's name; empty where there is one setting."""
+    points = sweep_points(sweep, rows)
+    axis = sweep.x or "batch"
+    names = [joined_name([("", point["curve"]), (axis, point["x"])]).removeprefix("_") for point in points]
+    return numbered(names, "{}_{}") if len(names) > 1 else [""]
+
+
+def draw_accuracy(sweep: Sweep, rows: Sequence[Row]) -> Figure | None:
+    """Draw the main measure of the finished runs against the sweep's axis. None without two positions on it.
 
     Validation: the final evaluation, mean and standard deviation over the folds or the seeds; else over the last
     checkpoints. Training: the batches of the last epoch, of a single curve. Over batches, each curve has its noise
-    scale at the smallest batch at which it is clear. Nothing is drawn without two positions on the axis.
+    scale at the smallest batch at which it is clear.
     """
-    done = [row for row in rows if row.state == "done" and (sweep.x or row.global_batch)]
-    every = sweep_points(sweep, rows)
-    every = [point for point in every if sweep.x or point["global_batch"]]
-    values = [point["x"] for point in every]
+    done = [row for row in rows if row["state"] == "done" and (sweep.x or row["global_batch"])]
+    every = [point for point in sweep_points(sweep, rows) if sweep.x or point["global_batch"]]
+    words = {_word(point["x"]): point["x"] for point in every}
     # A number has its own position on the axis, other values follow one another.
-    words = {_word(value): value for value in values}
-    positions = words if all(map(is_number, values)) else {word: position for position, word in enumerate(words)}
+    is_numeric = all(map(is_number, words.values()))
+    positions = words if is_numeric else {word: position for position, word in enumerate(words)}
     if not done or len(positions) < 2:
-        return {}
+        return None
     points = [point | {"position": positions[_word(point["x"])]} for point in every if point["done"]]
     if sweep.x is not None:
         points = [point | {"noise_scale": None} for point in points]  # a position on the axis of batches alone
@@ -99,43 +164,85 @@ def draw_accuracy(sweep: Sweep, rows: Sequence[SweepRow]) -> dict[str, bytes]:
     with house_style():
         figure = Figure(figsize=(6.4, 4.2 + 0.2 * len(names)), layout="constrained")
         axes = figure.subplots()
-        axes.set_title(drawable(f"{sweep.name}: accuracy against {sweep.x or 'batch size'}"), loc="left", fontsize=12)
         main = sweep.measures.main
         noise_at = {_draw_curve(axes, i, name, points, main.key) for i, name in enumerate(names)}
         shown = {_word(point["x"]): point["position"] for point in points}
-        _draw_ticks(axes, shown, is_batch=sweep.x is None)
-        if not _are_numbers(shown):
+        ticks = sorted(shown.values())
+        # Logarithmically for batches, and for numbers of about one order of magnitude or more.
+        if sweep.x is None or (is_numeric and 0 < 8 * ticks[0] <= ticks[-1]):
+            log_ticks(axes, ticks, base=2 if sweep.x is None else 10)
+        else:
+            axes.set_xticks(list(shown.values()), [drawable(word) for word in shown])
+        axes.tick_params(axis="x", labelsize=9 if len(ticks) > 8 else 10)
+        if not is_numeric:
             for container in axes.containers:
                 container.get_children()[0].set(linestyle="")  # nothing lies between two words
-        axes.set(xlabel=drawable(sweep.x or "global batch (clips)"), ylabel=f"{main.name} (%)")
-        low, high = axes.get_ylim()
-        axes.set_ylim(max(0.0, low), min(high, 102.0))
-        for text in figure.legend(loc="outside lower left", ncols=2).get_texts():
-            text.set_parse_math(False)
-        caption = _caption(rows, done, points, sorted(filter(None, noise_at)))
-        below = axes.annotate(
-            caption, (0, 0), (0, -44), "axes fraction", "offset points", fontsize=8, color=GREY, va="top"
-        )
-        below.set_parse_math(False)
-        return {f"accuracy.{kind}": image(figure, kind) for kind in ("png", "svg")}
+        axes.set(xlabel=drawable(sweep.x or "global batch (clips)"))
+        title = f"{sweep.name}: accuracy against {sweep.x or 'batch size'}"
+        _finish(sweep, axes, title, _caption(rows, done, points, sorted(filter(None, noise_at))))
+    return figure
+
+
+def draw_runs(sweep: Sweep, rows: Sequence[Row]) -> Figure | None:
+    """Draw the main measure of each finished run of a sweep with one setting, by fold, else by seed. None without two.
+
+    Bars: the 95 % interval of top-1. Line and band: mean and standard deviation over the folds, else over the seeds.
+    """
+    points = sweep_points(sweep, rows)
+    main = sweep.measures.main
+    done = [row for row in rows if row["state"] == "done" and row[main.key] is not None]
+    if len(points) > 1 or len(done) < 2:
+        return None
+    [point] = points
+    axis = "fold" if point["folds"] else "seed"
+    ticks = list(dict.fromkeys(row[axis] for row in rows))
+    seeds = list(dict.fromkeys(row["seed"] for row in done)) if point["folds"] else [None]
+    with house_style():
+        figure = Figure(figsize=(6.4, 4.2), layout="constrained")
+        axes = figure.subplots()
+        for i, seed in enumerate(seeds):
+            of_seed = [row for row in done if seed in (None, row["seed"])]
+            x = finite(ticks.index(row[axis]) + 0.15 * (i - (len(seeds) - 1) / 2) for row in of_seed)
+            y = finite(row[main.key] for row in of_seed)
+            bars = np.array([_interval(row) for row in of_seed]).T
+            label = "runs" if seed is None else f"seed {seed}"
+            axes.errorbar(x, y, abs(bars - y), **series(i), capsize=3, linestyle="", label=label)
+            if any(row["baseline"] is not None for row in of_seed):
+                baselines = finite(row["baseline"] for row in of_seed)
+                axes.plot(x, baselines, "_", color=GREY, markersize=14, label="" if i else "baseline")
+        mean, std = point[main.key], point[f"{main.key}_std"]
+        axes.axhline(mean, color=GREY, linewidth=1.0)
+        if std is not None:
+            axes.axhspan(mean - std, mean + std, color=GREY, alpha=0.15, linewidth=0)
+        axes.set_xticks(range(len(ticks)), [drawable(str(tick)) for tick in ticks])
+        axes.set(xlabel=axis, xlim=(-0.5, len(ticks) - 0.5))
+        caption = ["Bars: 95 % interval of top-1 (Wilson), for independent clips."] if main.key == "top1" else []
+        over = f"the {axis}s, each the mean over its seeds" if len(seeds) > 1 else f"the {axis}s"
+        caption.append(f"Line and band: mean and standard deviation (n - 1) over {over}.")
+        _finish(sweep, axes, f"{sweep.name}: accuracy of each {axis}", "\n".join(caption))
+    return figure
+
+
+def _interval(row: Row) -> tuple[float, float]:
+    is_known = row["top1"] is not None and row["videos"]
+    return interval(row["top1"], row["videos"]) if is_known else (math.nan, math.nan)
+
+
+def _finish(sweep: Sweep, axes: Axes, title: str, caption: str) -> None:
+    """Add what all figures of a sweep have: title, limits within 0 and 100 %, legend, caption."""
+    axes.set_title(drawable(title), loc="left", fontsize=12)
+    axes.set(ylabel=f"{sweep.measures.main.name} (%)")
+    low, high = axes.get_ylim()
+    axes.set_ylim(max(0.0, low), min(high, 102.0))
+    figure = axes.figure
+    for text in figure.legend(loc="outside lower left", ncols=2).get_texts():
+        text.set_parse_math(False)
+    below = axes.annotate(caption, (0, 0), (0, -44), "axes fraction", "offset points", fontsize=8, color=GREY, va="top")
+    below.set_parse_math(False)
 
 
 def _word(value: object) -> str:
     return NONE if value is None else str(value)
-
-
-def _are_numbers(positions: Mapping[str, float]) -> bool:
-    return all(word == str(position) for word, position in positions.items())
-
-
-def _draw_ticks(axes: Axes, positions: Mapping[str, float], *, is_batch: bool) -> None:
-    """Mark every position; logarithmically for batches, and for numbers of about one order of magnitude or more."""
-    ticks = sorted(positions.values())
-    if is_batch or (0 < 8 * ticks[0] <= ticks[-1] and _are_numbers(positions)):
-        log_ticks(axes, ticks, base=2 if is_batch else 10)
-    else:
-        axes.set_xticks(list(positions.values()), [drawable(word) for word in positions])
-    axes.tick_params(axis="x", labelsize=9 if len(ticks) > 8 else 10)
 
 
 def clear_noise(curve: Sequence[Point]) -> tuple[int, Measured] | None:
@@ -175,9 +282,7 @@ def _draw_curve(axes: Axes, i: int, name: str, points: Sequence[Point], key: str
     return batch
 
 
-def _caption(
-    rows: Sequence[SweepRow], done: Sequence[SweepRow], points: Sequence[Point], measured_at: Sequence[int]
-) -> str:
+def _caption(rows: Sequence[Row], done: Sequence[Row], points: Sequence[Point], measured_at: Sequence[int]) -> str:
     bars = "Bars: one standard deviation (n - 1) over the last checkpoints."
     if has_repeats(points):
         fewest = min(point["done"] for point in points)
@@ -191,6 +296,6 @@ def _caption(
     if measured_at:
         clips = f"Noise scale measured at {listed(measured_at, most=4)} clips"
         lines.append(f"{clips}: below it larger batches save steps, above it they cost clips.")
-    machines = "; ".join(dict.fromkeys(row.machine for row in done if row.machine))
+    machines = "; ".join(dict.fromkeys(row["machine"] for row in done if row["machine"]))
     lines.append(f"Machine: {machines}" if machines else "")
     return "\n".join(line if len(line) < 110 else f"{line[:108]}\N{HORIZONTAL ELLIPSIS}" for line in lines)

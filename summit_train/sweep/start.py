@@ -217,13 +217,13 @@ def run_here(sweep: Sweep, site: Site, planned: Sequence[PlannedRun], jobs: Jobs
         write_text(script.with_name(STARTED), "")
         # One rank needs no MPI, and so not the script.
         status, signals = _run_command(alone if run.plan.ranks == 1 else ["bash", str(script)])
-        row = next(row for row in write_sweep(sweep, jobs) if row.name == run.name)
+        row = next(row for row in write_sweep(sweep, jobs) if row["name"] == run.name)
         if signals or status in _STOP_STATUSES:
             say(f"{sweep.name}: stopped at {run.name}; start the sweep again to continue there")
             return _INTERRUPTED if signal.SIGINT in signals or status == _INTERRUPTED else _STOPPED
         num_failed += status != 0
         main = sweep.measures.main
-        measured = f"{main.name} {mean_std(row.of(main.key), row.of(f'{main.key}_std'))}"
+        measured = f"{main.name} {mean_std(row[main.key], row[f'{main.key}_std'])}"
         outcome = f"failed with exit status {status}" if status else measured
         now = time.monotonic()
         left = f"; about {duration((now - began) / i * (len(runs) - i))} left" if i < len(runs) else ""
@@ -237,7 +237,7 @@ def _runs_to_start(sweep: Sweep, planned: Sequence[PlannedRun], jobs: Jobs) -> l
     """Return the failed and missing runs, name the others, and write the sweep into its folder."""
     rows = read_rows(sweep, jobs)
     names = set(to_start(rows))
-    others = [f"{row.name} ({row.state})" for row in rows if row.name not in names]
+    others = [f"{row['name']} ({row['state']})" for row in rows if row["name"] not in names]
     if others:
         say(f"{sweep.name}: not started again: {', '.join(others)}")
     for name, text in sweep_texts(sweep).items():

@@ -6,7 +6,7 @@ A point is runs that differ in nothing but their seed and their fold.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, replace
 from statistics import fmean, stdev
 from typing import Any
 
@@ -26,74 +26,24 @@ from summit_train.sweep.grid import Sweep, SweepRun
 STATES = ("done", "running", "queued", "failed", "missing", "unknown", "changed")
 STARTED = "started"  # the mark in RUN/job of a run that the sweep started on this machine
 # What a run's recorded plan decides; its spec need not.
-_PLANNED = ("ranks", "virtual_gpus", "accumulation", "global_batch", "frames_per_batch", "peak_lr", "total_steps")
+_PLANNED = ("ranks", "virtual_gpus", "accumulation", "global_batch", "frames_per_batch", "peak_lr")
 
 
-@dataclass
-class SweepRow:
-    """A run of the sweep. A value is None while it is unknown.
-
-    state: done (the final evaluation covers the last step), running, queued, failed (started and not done), missing
-    (never started), unknown (the scheduler does not answer), changed (started with another spec; see `note`).
-    training_top1: percent, mean over the batches of the last epoch. top1, top1_std, top5, or with other kinds of loss
-    map, map_std, ...: percent, of the final evaluation; while `final` is false, of the last validation in training.
-    noise_scale, noise_scale_error: clips, over the measured steps; gradient_square, gradient_variance: |G|^2 and
-    tr(Sigma), means over them. seconds: recorded training time. measures: the further ones, by their keys.
-    """
-
-    name: str
-    curve: str = ""
-    fold: str | None = None
-    state: str = "missing"
-    nodes: int | None = None
-    ranks: int | None = None
-    virtual_gpus: int | None = None
-    accumulation: int | None = None
-    global_batch: int | None = None
-    frames_per_batch: int | None = None
-    peak_lr: float | None = None
-    step: int = 0
-    total_steps: int | None = None
-    training_top1: float | None = None
-    top1: float | None = None
-    top1_std: float | None = None
-    top5: float | None = None
-    final: bool = False
-    noise_scale: float | None = None
-    noise_scale_error: float | None = None
-    gradient_square: float | None = None
-    gradient_variance: float | None = None
-    seconds: float | None = None
-    node_hours: float | None = None
-    job: str | None = None
-    run: str = ""
-    machine: str = ""
-    note: str = ""
-    num_classes: float | None = None
-    map: float | None = None
-    map_std: float | None = None
-    videos: int | None = None
-    measures: dict[str, Any] = field(default_factory=dict)
-
-    def values(self) -> dict[str, Any]:
-        """Return the row by its columns, the further measures last."""
-        return {name: getattr(self, name) for name in COLUMNS} | self.measures
-
-    def of(self, column: str) -> Any:
-        """Return the value of a column; None for a measure that the run does not have."""
-        return getattr(self, column) if column in COLUMNS else self.measures.get(column)
-
-    def set(self, column: str, value: object) -> None:
-        if column in COLUMNS:
-            setattr(self, column, value)
-        else:
-            self.measures[column] = value
-
-    def add_note(self, text: str) -> None:
-        self.note = f"{self.note}; {text}".removeprefix("; ")
-
-
-COLUMNS = tuple(column.name for column in fields(SweepRow) if column.name != "measures")
+# A run of the sweep by these keys, then by those of its measures and the main one's _std. A value is None while it is
+# unknown.
+#   state: done (the final evaluation covers the last step), running, queued, failed (started and not done), missing
+#     (never started), unknown (the scheduler does not answer), changed (started with another spec; see note).
+#   training_top1: percent, mean over the batches of the last epoch. baseline: percent, of `summit-train baseline`.
+#   measures: percent, of the final evaluation; while final is false, of the last validation in training.
+#   noise_scale, noise_scale_error: clips, over the measured steps. gradient_square, gradient_variance: |G|^2 and
+#     tr(Sigma), means over them. seconds: recorded training time.
+Row = dict[str, Any]
+COLUMNS = (
+    "name", "curve", "fold", "seed", "state", "nodes", *_PLANNED, "step", "total_steps", "training_top1", "top1",
+    "top1_std", "top5", "baseline", "final", "noise_scale", "noise_scale_error", "gradient_square",
+    "gradient_variance", "seconds", "node_hours", "job", "run", "machine", "note", "num_classes", "map", "map_std",
+    "videos",
+)  # fmt: skip
 Point = dict[str, Any]  # by the keys of `sweep_points`
 
 
@@ -126,7 +76,7 @@ def _last_job(jobs: Sequence[tuple[str, str]]) -> tuple[str, str]:
     return there[0] if there else ([job for job in jobs if job[1] == "unknown"] or jobs)[-1]
 
 
-def read_rows(sweep: Sweep, jobs: Mapping[str, tuple[str, str]] | None = None) -> list[SweepRow]:
+def read_rows(sweep: Sweep, jobs: Mapping[str, tuple[str, str]] | None = None) -> list[Row]:
     """Return one row for each run, in the sweep's order. jobs: run name -> (id, state) of its last job."""
     rows = []
     for run in sweep.runs:
@@ -138,53 +88,62 @@ def read_rows(sweep: Sweep, jobs: Mapping[str, tuple[str, str]] | None = None) -
         except UserError:
             record = None  # nothing there, or only the files of a submission
         state, note = _state(run, record, job_state)
-        row = SweepRow(
-            name=run.name,
-            curve=run.curve,
-            fold=run.fold or None,
-            state=state,
-            nodes=run.nodes,
-            virtual_gpus=scale.gpus,
-            global_batch=batch,
-            frames_per_batch=batch and batch * run.spec.data.num_frames,
-            job=job,
-            run=str(run.spec.run_path),
-            note=note,
-            num_classes=run.spec.model.num_classes,
-        )
+        row: Row = dict.fromkeys((*COLUMNS, *(measure.key for measure in sweep.measures.every)))
+        row |= {
+            "name": run.name,
+            "curve": run.curve,
+            "fold": run.fold or None,
+            "seed": run.spec.seed,
+            "state": state,
+            "nodes": run.nodes,
+            "virtual_gpus": scale.gpus,
+            "global_batch": batch,
+            "frames_per_batch": batch and batch * run.spec.data.num_frames,
+            "step": 0,
+            "final": False,
+            "job": job,
+            "run": str(run.spec.run_path),
+            "machine": "",
+            "note": note,
+            "num_classes": run.spec.model.num_classes,
+        }
         if again := restarts(run.spec.run_path):
-            row.add_note(counted(len(again), "restart"))
-        for measure in sweep.measures.every:
-            row.set(measure.key, None)
+            add_note(row, counted(len(again), "restart"))
         if record:
             _add_results(row, record)
         rows.append(row)
     return rows
 
 
-def _add_results(row: SweepRow, record: RunRecord) -> None:
+def add_note(row: Row, text: str) -> None:
+    row["note"] = f"{row['note']}; {text}".removeprefix("; ")
+
+
+def _add_results(row: Row, record: RunRecord) -> None:
     log = record.log
-    for key in set(_PLANNED) & set(record.plan):
-        row.set(key, record.plan[key])
-    row.step = log.last_step
-    row.machine = machine_of(record.environment)
-    row.training_top1, _ = _mean_std([step.top1 for step in log.steps if step.epoch == log.steps[-1].epoch])
+    final = record.final
+    measures = record.measures
+    row |= {key: record.plan[key] for key in (*_PLANNED, "total_steps") if key in record.plan}
+    row["step"] = log.last_step
+    row["machine"] = machine_of(record.environment)
+    row["training_top1"], _ = _mean_std([step.top1 for step in log.steps if step.epoch == log.steps[-1].epoch])
     if log.seconds:
-        row.seconds = log.seconds
-        row.node_hours = row.nodes and row.nodes * log.seconds / 3600
-    for key in (measure.key for measure in record.measures.every):
-        if record.final:
-            row.set(key, record.final.of(f"{key}_mean"))
+        row["seconds"] = log.seconds
+        row["node_hours"] = row["nodes"] and row["nodes"] * log.seconds / 3600
+    for key in (measure.key for measure in measures.every):
+        if final:
+            row[key] = final.of(f"{key}_mean")
         elif log.evals:
-            row.set(key, log.evals[-1].of(key))
-    row.final = record.final is not None
-    row.set(f"{record.measures.main.key}_std", record.final and record.final.of(f"{record.measures.main.key}_std"))
-    row.videos = record.final.videos if record.final else None
+            row[key] = log.evals[-1].of(key)
+    row["final"] = final is not None
+    row[f"{measures.main.key}_std"] = final and final.of(f"{measures.main.key}_std")
+    row["videos"] = final and final.videos
+    row["baseline"] = record.baseline and record.baseline.top1
     if pairs := [pair for _, *pair in measurements(record)]:
         noise = pooled(pairs)
-        row.noise_scale = noise.value
-        row.noise_scale_error = noise.error
-        row.gradient_square, row.gradient_variance = map(fmean, zip(*pairs, strict=True))
+        row["noise_scale"] = noise.value
+        row["noise_scale_error"] = noise.error
+        row["gradient_square"], row["gradient_variance"] = map(fmean, zip(*pairs, strict=True))
 
 
 def _state(run: SweepRun, record: RunRecord | None, job_state: str | None) -> tuple[str, str]:
@@ -216,54 +175,59 @@ def _difference(run: SweepRun, record: RunRecord) -> str:
     return "; ".join(f"{key} was {old}, the sweep has {new}" for key, old, new in both if old != new)
 
 
-def to_start(rows: Sequence[SweepRow]) -> list[str]:
+def to_start(rows: Sequence[Row]) -> list[str]:
     """Return the names of the runs that failed or were never started.
 
     Raises UserError where a run was started with another spec: its result is not the sweep's and must not be lost.
     """
-    changed = [f"{row.run}: {row.note}" for row in rows if row.state == "changed"]
+    changed = [f"{row['run']}: {row['note']}" for row in rows if row["state"] == "changed"]
     if changed:
         raise UserError(*(f"{line}; give the sweep another name, or move the run away" for line in changed))
-    return [row.name for row in rows if row.state in ("failed", "missing")]
+    return [row["name"] for row in rows if row["state"] in ("failed", "missing")]
 
 
-def sweep_points(sweep: Sweep, rows: Sequence[SweepRow]) -> list[Point]:
-    """Return the points in the sweep's order. rows: one for each run, in the sweep's order.
-
-    A point has means over those of its runs that are done; None if none is. top1_std, training_top1_std: percent,
-    standard deviation (n - 1) over the seeds, or over the folds, each the mean over its seeds; None of fewer than two.
-    top1_by_clips: the mean weighted by the folds' clips; only once every fold is done. checkpoints_std: percent, mean
-    over the runs of the standard deviation over their last checkpoints. noise_scale: None where it was not measured.
-    x: the value on the figure's axis.
-    """
-    groups: dict[tuple[str, str, int | None], list[tuple[SweepRun, SweepRow]]] = {}
+def by_setting(sweep: Sweep, rows: Sequence[Row]) -> list[list[tuple[SweepRun, Row]]]:
+    """Group runs that differ in nothing but seed and fold. rows: one for each run, in the sweep's order."""
+    groups: dict[tuple[str, str, int | None], list[tuple[SweepRun, Row]]] = {}
     for run, row in zip(sweep.runs, rows, strict=True):
         alike = run.spec.model_copy(update={"name": "any", "seed": 0})
         if run.fold:
             alike = alike.model_copy(update={"data": alike.data.model_copy(update={"train": "", "val": ""})})
         groups.setdefault((run.curve, alike.model_dump_json(), run.nodes), []).append((run, row))
-    return [_point(sweep, group) for group in groups.values()]
+    return list(groups.values())
 
 
-def _point(sweep: Sweep, group: Sequence[tuple[SweepRun, SweepRow]]) -> Point:
+def sweep_points(sweep: Sweep, rows: Sequence[Row]) -> list[Point]:
+    """Return the points in the sweep's order.
+
+    A point has means over those of its runs that are done; None if none is. Of each measure, training_top1 and
+    baseline KEY_std is the standard deviation (n - 1) over the seeds, or over the folds, each the mean over its seeds;
+    None of fewer than two. top1_by_clips: the mean weighted by the folds' clips; only once every fold is done.
+    checkpoints_std: percent, mean over the runs of the standard deviation over their last checkpoints. noise_scale:
+    None where it was not measured. x: the value on the figure's axis.
+    """
+    return [_point(sweep, group) for group in by_setting(sweep, rows)]
+
+
+def _point(sweep: Sweep, group: Sequence[tuple[SweepRun, Row]]) -> Point:
     rows = [row for _, row in group]
-    done = [row for row in rows if row.state == "done"]
+    done = [row for row in rows if row["state"] == "done"]
     main = sweep.measures.main.key
-    planned = ("curve", "global_batch", "peak_lr", "total_steps")
-    point = {key: next((value for row in rows if (value := row.of(key)) is not None), None) for key in planned}
+    planned = ("curve", "global_batch", "peak_lr", "total_steps", "num_classes")
+    point = {key: next((row[key] for row in rows if row[key] is not None), None) for key in planned}
     point |= {"runs": len(rows), "done": len(done), "noise_scale": _noise_scale(done)}
-    point["folds"] = len({row.fold for row in rows if row.fold})
+    point["folds"] = len({row["fold"] for row in rows if row["fold"]})
     point["x"] = group[0][0].changes.get(sweep.x) if sweep.x else point["global_batch"]
-    named = sorted({row.fold for row in done if row.fold})
-    for key in (main, "training_top1"):
-        of_folds = [_mean_std([row.of(key) for row in done if row.fold == fold])[0] for fold in named]
-        point[key], point[f"{key}_std"] = _mean_std(of_folds if named else [row.of(key) for row in done])
+    named = sorted({row["fold"] for row in done if row["fold"]})
+    for key in (*(measure.key for measure in sweep.measures.every), "training_top1", "baseline"):
+        of_folds = [_mean_std([row[key] for row in done if row["fold"] == fold])[0] for fold in named]
+        point[key], point[f"{key}_std"] = _mean_std(of_folds if named else [row[key] for row in done])
     is_whole = len(done) == len(rows) and point["folds"] == len({run.fold for run in sweep.runs if run.fold}) > 0
-    weights = [row.videos or 0 for row in done]
+    weights = [row["videos"] or 0 for row in done]
     if is_whole and main == "top1" and all(weights):
-        rights = sum((row.top1 or 0.0) * weight for row, weight in zip(done, weights, strict=True))
+        rights = sum((row["top1"] or 0.0) * weight for row, weight in zip(done, weights, strict=True))
         point["top1_by_clips"] = rights / sum(weights)
-    point["checkpoints_std"], _ = _mean_std([row.of(f"{main}_std") for row in done])
+    point["checkpoints_std"], _ = _mean_std([row[f"{main}_std"] for row in done])
     return point
 
 
@@ -272,17 +236,17 @@ def _mean_std(values: Sequence[float | None]) -> tuple[float | None, float | Non
     return (fmean(known) if known else None), (stdev(known) if len(known) > 1 else None)
 
 
-def _noise_scale(rows: Sequence[SweepRow]) -> Measured | None:
+def _noise_scale(rows: Sequence[Row]) -> Measured | None:
     """Return the noise scale over runs, each with the same weight; None where no run measured it.
 
     Its standard error is that over the runs, of one run that over its steps.
     """
     # The ratio of the means, not the mean of the runs' ratios: some of those are below 0 where gradients scatter.
-    known = [row for row in rows if row.gradient_square is not None]
+    known = [row for row in rows if row["gradient_square"] is not None]
     if not known:
         return None
-    noise = pooled([(row.gradient_square or 0.0, row.gradient_variance or 0.0) for row in known])
-    return noise if len(known) > 1 else replace(noise, error=known[0].noise_scale_error)
+    noise = pooled([(row["gradient_square"], row["gradient_variance"]) for row in known])
+    return noise if len(known) > 1 else replace(noise, error=known[0]["noise_scale_error"])
 
 
 def has_repeats(points: Sequence[Point]) -> bool:
@@ -290,45 +254,43 @@ def has_repeats(points: Sequence[Point]) -> bool:
     return any(point["runs"] > 1 for point in points)
 
 
-def as_values(sweep: Sweep, rows: Sequence[SweepRow]) -> dict[str, Any]:
+def as_values(sweep: Sweep, rows: Sequence[Row]) -> dict[str, Any]:
     """Return rows, points and the number of runs in each state as one JSON object."""
     points = sweep_points(sweep, rows)
     return {
         "sweep": sweep.name,
         "folder": str(sweep.folder),
-        "states": {state: sum(row.state == state for row in rows) for state in STATES},
-        "runs": [row.values() for row in rows],
+        "states": {state: sum(row["state"] == state for row in rows) for state in STATES},
+        "runs": list(rows),
         "points": [one | {"noise_scale": one["noise_scale"] and asdict(one["noise_scale"])} for one in points],
     }
 
 
-def tables(sweep: Sweep, rows: Sequence[SweepRow]) -> str:
+def tables(sweep: Sweep, rows: Sequence[Row]) -> str:
     """Return the table of the runs and, if some differ in nothing but seed and fold, of the points."""
-    of_runs = []
     main = sweep.measures.main
+    of_runs = []
     for row in rows:
         # The mean accumulation, as shares may be uneven.
-        share = f" = {row.ranks} x {round((row.virtual_gpus or 0) / row.ranks, 2):,g}" if row.ranks else ""
-        in_training = "" if row.final or row.of(main.key) is None else " (in training)"
-        shown = replace(sweep.measures, num_classes=row.num_classes).shown
-        others = {
-            one.name: percent(row.of(one.key), one.unit) if one in shown else NONE for one in sweep.measures.every[1:]
-        }
+        ranks = row["ranks"]
+        share = f" = {ranks} x {round((row['virtual_gpus'] or 0) / ranks, 2):,g}" if ranks else ""
+        in_training = "" if row["final"] or row[main.key] is None else " (in training)"
         cells = {
-            "run": row.name,
-            "state": row.state,
-            "nodes": show(row.nodes),
-            "GPUs": show(row.virtual_gpus) + share,
-            "batch": show(row.global_batch),
-            "frames": show(row.frames_per_batch),
-            "peak LR": show(row.peak_lr),
-            "step": f"{row.step:,} of {row.total_steps:,}" if row.total_steps else NONE,
-            "train top-1": percent(row.training_top1),
-            main.name: mean_std(row.of(main.key), row.of(f"{main.key}_std")) + in_training,
-            **others,
-            "time": duration(row.seconds) if row.seconds else NONE,
-            "job": row.job or NONE,
-            "note": row.note,
+            "run": row["name"],
+            "state": row["state"],
+            "nodes": show(row["nodes"]),
+            "GPUs": show(row["virtual_gpus"]) + share,
+            "batch": show(row["global_batch"]),
+            "frames": show(row["frames_per_batch"]),
+            "peak LR": show(row["peak_lr"]),
+            "step": f"{row['step']:,} of {row['total_steps']:,}" if row["total_steps"] else NONE,
+            "train top-1": percent(row["training_top1"]),
+            main.name: mean_std(row[main.key], row[f"{main.key}_std"]) + in_training,
+            **_others(sweep, row),
+            "baseline": percent(row["baseline"]),
+            "time": duration(row["seconds"]) if row["seconds"] else NONE,
+            "job": row["job"] or NONE,
+            "note": row["note"],
         }
         of_runs.append(cells)
     points = sweep_points(sweep, rows)
@@ -345,8 +307,19 @@ def tables(sweep: Sweep, rows: Sequence[SweepRow]) -> str:
             "train top-1": mean_std(point["training_top1"], point["training_top1_std"]),
             main.name: mean_std(point[main.key], point[f"{main.key}_std"]),
             f"{main.name}, by clips": percent(point.get("top1_by_clips")),
+            **_others(sweep, point),
+            "baseline": mean_std(point["baseline"], point["baseline_std"]),
             "noise scale": NONE if point["noise_scale"] is None else point["noise_scale"].text,
         }
         for point in points
     ]
     return f"{TextTable.of_records(of_runs)}\n\n{TextTable.of_records(of_points)}"
+
+
+def _others(sweep: Sweep, row: Row | Point) -> dict[str, str]:
+    """Return name -> text of the measures besides the main one, a dash for one that says nothing about the run."""
+    shown = replace(sweep.measures, num_classes=row["num_classes"]).shown
+    return {
+        one.name: mean_std(row[one.key], row.get(f"{one.key}_std"), one.unit) if one in shown else NONE
+        for one in sweep.measures.every[1:]
+    }

@@ -66,12 +66,12 @@ def test_the_interval_of_an_accuracy(right: int, videos: int, expected: tuple[fl
 def test_the_mean_over_classes_is_known_where_their_numbers_differ() -> None:
     rows = np.array([[3.0, 2, 1], [3, 2, 1], [1, 2, 3]])
     scores = Scores(np.arange(3), np.array([0, 0, 1]), rows, np.array([True, True, True]))
-    assert measures_of("softmax", 3).macro(scores) == 50.0, "100 % of class 0, 0 % of 1; 2 has no video"
-    assert measures_of("softmax", 3).macro(replace(scores, labels=np.array([0, 1, 2]))) is None
-    assert measures_of("binary", 3).macro(_scores([[1, 0], [0, 1]], [[2.0, 0.0], [3.0, 1.0]])) is None
-    assert say_certainty((45.351, 88.279), 50.0) == [
+    assert measures_of("softmax", 3).macro(scores)["top1_macro"] == 50, "100 % of class 0, 0 % of 1; 2 has no video"
+    assert "top1_macro" not in measures_of("softmax", 3).macro(replace(scores, labels=np.array([0, 1, 2])))
+    assert say_certainty((45.351, 88.279), 50.0, 33.333) == [
         "95 % interval of top-1: 45.35 to 88.28 %",
         "macro top-1, the mean over the classes: 50.00 %",
+        "macro-F1, the mean over the classes: 33.33 %",
     ]
 
 

@@ -24,7 +24,7 @@ from summit_train.report.goodput import goodput_values
 from summit_train.report.noise import Measured
 from summit_train.spec import dump_spec, spec_from_values
 from summit_train.spec.checks import RESERVED_NAMES
-from summit_train.sweep.figure import clear_noise, clip_table, draw_accuracy, write_sweep
+from summit_train.sweep.figure import clear_noise, clip_table, draw_accuracy, read_folds, write_sweep
 from summit_train.sweep.grid import Sweep
 from summit_train.sweep.status import Point, read_jobs, read_rows, sweep_points, to_start
 from tests.killing import another_holds
@@ -65,7 +65,7 @@ def change_spec(run: Path, **sections: dict[str, Any]) -> None:
 
 
 def states(sweep: Sweep) -> list[str]:
-    return [row.state for row in read_rows(sweep)]
+    return [row["state"] for row in read_rows(sweep)]
 
 
 BEGUN = ("eval.json",)  # what a run lacks that was begun and did not end
@@ -101,7 +101,7 @@ def test_the_state_of_a_run(sweep, begin, lacks, files, job, state, note):
         (run.spec.run_path / "job").mkdir(parents=True, exist_ok=True)
         (run.spec.run_path / "job" / name).write_text(text)
     row = read_rows(sweep, {run.name: ("7", job)} if job else {})[1]
-    assert (row.state, row.note, row.job) == (state, note, "7" if job else None)
+    assert (row["state"], row["note"], row["job"]) == (state, note, "7" if job else None)
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ def test_a_run_whose_directory_another_process_holds_is_running(sweep, begin):
 def test_a_run_of_another_spec_is_neither_a_result_nor_started_again(sweep, begin):
     change_spec(begin(0), optimizer={"base_lr": 0.5}, data={"root": "elsewhere"})  # the same data in another folder
     row = read_rows(sweep)[0]
-    assert (row.state, row.note) == ("changed", "optimizer.base_lr was 0.5, the sweep has 0.00125")
+    assert (row["state"], row["note"]) == ("changed", "optimizer.base_lr was 0.5, the sweep has 0.00125")
     with pytest.raises(UserError, match=r"gpus-1: optimizer\.base_lr was 0\.5.*; give the sweep another name"):
         to_start(read_rows(sweep))
 
@@ -157,10 +157,10 @@ def test_a_run_without_the_sweeps_growing_batch_is_changed(sweep, begin):
     averaging = {"method": "averaging", "grow_batch": {"factor": 2}}
     with_growth = sweep.runs[0].spec.model_dump(mode="json") | {"parallel": averaging}
     run = dataclasses.replace(sweep.runs[0], spec=spec_from_values(with_growth, "here"))
-    note = read_rows(dataclasses.replace(sweep, runs=(run,)))[0].note
+    note = read_rows(dataclasses.replace(sweep, runs=(run,)))[0]["note"]
     assert "parallel.grow_batch was None, the sweep has {'factor': 2" in note
     (path / "spec.yaml").write_text(yaml.safe_dump(with_growth))
-    assert "parallel.grow_batch was {'factor': 2" in read_rows(sweep)[0].note
+    assert "parallel.grow_batch was {'factor': 2" in read_rows(sweep)[0]["note"]
 
 
 def test_the_csv_has_the_measures_of_every_run(sweep, begin):
@@ -168,7 +168,7 @@ def test_the_csv_has_the_measures_of_every_run(sweep, begin):
     change_spec(begin(1), loss={"kind": "detection"})
     rows = write_sweep(sweep, {})
     header, *lines = csv.reader((sweep.folder / "table.csv").read_text().splitlines())
-    assert header == list(rows[1].values()) and set(header) > set(rows[0].values())
+    assert header == list(rows[1]) and set(header) > set(rows[0])
     assert {len(line) for line in lines} == {len(header)}
 
 
@@ -177,7 +177,7 @@ def test_no_key_or_column_beside_the_measures_is_free_for_one(sweep: Sweep, begi
     begin(0)
     rows = read_rows(sweep)
     evaluated = json.loads((trained_run / "eval.json").read_text())
-    tables = [*(row.values() for row in rows), *sweep_points(sweep, rows), index.COLUMNS, ["settings"]]
+    tables = [*rows, *sweep_points(sweep, rows), index.COLUMNS, ["settings"]]
     recorded = {one.name for one in dataclasses.fields(EvalRecord)} - {"measures"}
     files = [evaluated, *evaluated["checkpoints"], *records(trained_run, "eval"), recorded]
     names = set().union(*tables, *files, goodput_values(trained_run))
@@ -210,20 +210,23 @@ def test_a_fold_of_other_classes_is_left_out_of_the_table_of_clips_and_named(
         width = len(classes) or 4
         _score(begin_of(sweep, number), [1], np.eye(1, width, k=1).tolist(), classes)
     rows = read_rows(sweep)
-    heading, *found = clip_table(sweep, rows)
+    heading, *found = clip_table(sweep, read_folds(rows))
     assert heading[6:] == ["w", "x", "y", "z"]
     assert [line[:6] for line in found] == [[name, name, 0, "a.mp4", "x", "x"] for name in ("fold1", "fold2", "fold4")]
-    assert [bool(row.note) for row in rows] == [False, False, True, False]
-    assert re.search(wrong, rows[2].note)
+    assert [bool(row["note"]) for row in rows] == [False, False, True, False]
+    assert re.search(wrong, rows[2]["note"])
 
 
 def test_the_figure_is_a_png_and_an_svg_of_the_same_bytes_every_time(sweep, begin):
-    assert draw_accuracy(sweep, read_rows(sweep)) == {}  # no run is done
+    assert draw_accuracy(sweep, read_rows(sweep)) is None  # no run is done
     for number in (0, 1):
         begin(number, files={"plan.json": {"global_batch": 4 * 2**number}})
-    drawn = draw_accuracy(sweep, read_rows(sweep))
-    assert list(drawn) == ["accuracy.png", "accuracy.svg"] and drawn["accuracy.png"].startswith(b"\x89PNG")
-    assert b"<!-- validation -->" in drawn["accuracy.svg"] and draw_accuracy(sweep, read_rows(sweep)) == drawn
+    written = []
+    for _ in range(2):
+        write_sweep(sweep, {})
+        written.append([(sweep.folder / f"accuracy.{kind}").read_bytes() for kind in ("png", "svg")])
+    assert written[0][0].startswith(b"\x89PNG") and b"<!-- validation -->" in written[0][1]
+    assert written[0] == written[1]
 
 
 def test_where_the_noise_scale_is_unclear_the_next_batch_counts() -> None:

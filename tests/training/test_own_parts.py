@@ -78,7 +78,7 @@ def test_the_measure_is_wherever_top_1_is(trained: Path, say: Say, tmp_path: Pat
     sweep = load_sweep(tmp_path / "sweep.yaml", [f"run_dir={tmp_path}"])
     shutil.copytree(run, sweep.runs[0].spec.run_path)
     rows = read_rows(sweep)
-    assert (rows[0].state, rows[0].of("recall")) == ("done", result["recall_mean"])
+    assert (rows[0]["state"], rows[0]["recall"]) == ("done", result["recall_mean"])
     heads, cells = (re.split(r"\s{2,}", line.strip()) for line in tables(sweep, rows).splitlines()[:2])
     assert cells[heads.index("recall")] == f"{result['recall_mean']:.4g}"
 
