@@ -25,6 +25,7 @@ _PATIENCE_S = 60.0
 # After all pictures are decoded, which fails for one that cannot be.
 _LOOK = """Promise.allSettled([...document.images].map(image => image.decode())).then(decoded => ({
   overflow: document.documentElement.scrollWidth - document.documentElement.clientWidth,
+  clipped: [...document.querySelectorAll(".wide")].filter(one => one.scrollWidth > one.clientWidth).length,
   pictures: [...document.images].map((image, i) => decoded[i].status == "fulfilled" ? image.naturalWidth : 0),
   playing: document.getAnimations().filter(one => one.playState == "running").length,
   background: getComputedStyle(document.body).backgroundColor,
@@ -36,13 +37,14 @@ _LOOK = """Promise.allSettled([...document.images].map(image => image.decode()))
 class View:
     """What a page shows in a window. complaints: of its console. requests: for anything outside the file.
 
-    overflow: pixels that it is wider than the window. pictures: their widths, 0 for one that cannot be decoded.
-    playing: how many animations run.
+    overflow: pixels that it is wider than the window. clipped: how many tables do not fit. pictures: their widths, 0
+    for one that cannot be decoded. playing: how many animations run.
     """
 
     complaints: list[str]
     requests: list[str]
     overflow: int
+    clipped: int
     pictures: list[int]
     playing: int
     background: str

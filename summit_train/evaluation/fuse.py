@@ -65,7 +65,7 @@ def read_runs(words: Sequence[str]) -> list[RunScores]:
                 raise UserError(f"{run.path}: has {clip} twice; scores are matched by video, so each may be there once")
     first = next((run for run in runs if run.class_names), runs[0])
     for run in runs:
-        _check_match(first, run)
+        check_match(first, run)
     names = [run.name for run in runs]
     unique = [word if names.count(name) > 1 else name for name, word in zip(names, words, strict=True)]
     return [replace(run, name=name, class_names=first.class_names) for run, name in zip(runs, unique, strict=True)]
@@ -156,7 +156,7 @@ def check_classes(first: RunScores, second: RunScores) -> None:
     check_same_classes(first.path, first.class_names, second.path, second.class_names)
 
 
-def _check_match(first: RunScores, second: RunScores) -> None:
+def check_match(first: RunScores, second: RunScores) -> None:
     check_classes(first, second)
     if first.clips != second.clips:
         both = set(first.clips) & set(second.clips)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import base64
 import hashlib
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from contextlib import suppress
+from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -15,8 +17,8 @@ from urllib.parse import quote
 from summit_train.core.errors import UserError
 from summit_train.core.files import is_locked, read_file, write_text
 from summit_train.core.run_log import number
-from summit_train.core.text import counted, csv_text
-from summit_train.report.figures import Picture
+from summit_train.core.text import NONE, counted, csv_text, from_json, mean_std, show
+from summit_train.evaluation.measures import MEASURES, Measure
 from summit_train.report.overlay import RunCurves, overlay
 from summit_train.report.page import environment, write_page
 from summit_train.report.records import RUN_MARKS, RunRecord, unique_labels
@@ -26,65 +28,59 @@ STATES = ("done", "running", "stopped", "unfinished", "not started", "broken")
 _SUBMITTED = "job/spec.yaml"  # all that a run has before it starts
 
 
-@dataclass
-class IndexRow:
-    """A run below a folder.
-
-    epochs: done so far. last, best, mean: of the measure, in percent; over the checkpoints of the final evaluation, or
-    while `evaluation` is "training" over the validations so far, which have no mean. lr: the peak. clips_per_second:
-    the median. node_hours: recorded time times nodes; None if the run had several numbers of ranks. started: of the
-    first job. remarks: what is missing or unreadable. low, high: the 95 % interval of a mean top-1. macro: its mean
-    over classes of unequal numbers of videos. settings: by dotted keys, what differs between the specs; None where a
-    spec lacks the key. curves: None of a run that cannot be read.
-    """
-
-    name: str
-    state: str
-    epochs: float | None = None
-    planned_epochs: float | None = None
-    measure: str | None = None
-    last: float | None = None
-    best: float | None = None
-    mean: float | None = None
-    evaluation: str | None = None
-    lr: float | None = None
-    global_batch: float | None = None
-    clips_per_second: float | None = None
-    node_hours: float | None = None
-    started: str | None = None
-    run: str = ""
-    remarks: str | None = None
-    low: float | None = None
-    high: float | None = None
-    macro: float | None = None
-    settings: dict[str, Any] = field(default_factory=dict)
-    curves: RunCurves | None = None
-
-
-COLUMNS = tuple(column.name for column in fields(IndexRow) if column.name not in ("settings", "curves"))
+# A run below a folder by these keys, then `measures`, those of the user's own, and `settings`: by dotted keys what
+# differs between the specs, None where a spec lacks the key. A value is None while it is unknown.
+#   epochs: done so far. last, best, mean: of the measure, in percent; over the checkpoints of the final evaluation, or
+#     while evaluation is "training" over the validations so far, which have no mean. lr: the peak.
+#   clips_per_second: the median. node_hours: recorded time times nodes; None if the run had several numbers of ranks.
+#   started: of the first job. remarks: what is missing or unreadable. low, high: the 95 % interval of a mean top-1.
+#   macro: its mean over classes of unequal numbers of videos. sweep: the folder of the run's sweep.
+Row = dict[str, Any]
+COLUMNS = (
+    "name", "state", "epochs", "planned_epochs", "measure", "last", "best", "mean", "evaluation", "lr", "global_batch",
+    "clips_per_second", "node_hours", "started", "run", "remarks", "low", "high", "macro", "sweep",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Index:
-    """All runs below a folder, in the order of their paths."""
+    """All runs below a folder, in the order of their paths. curves: by name, of the runs that can be read."""
 
     folder: Path
-    rows: list[IndexRow]
+    rows: list[Row]
+    curves: dict[str, RunCurves]
 
     def values(self) -> dict[str, Any]:
         """Return the object of --json."""
-        states = {state: sum(row.state == state for row in self.rows) for state in STATES}
-        shown = (*COLUMNS, "settings")
-        runs = [{name: getattr(row, name) for name in shown} for row in self.rows]
-        return {"folder": str(self.folder), "states": states, "runs": runs}
+        states = {state: sum(row["state"] == state for row in self.rows) for state in STATES}
+        return {"folder": str(self.folder), "states": states, "runs": self.rows}
 
     def csv(self) -> str:
-        """Return the rows as CSV, with a column for each key that differs."""
-        rows = ([*(getattr(row, name) for name in COLUMNS), *row.settings.values()] for row in self.rows)
-        return csv_text([[*COLUMNS, *self.rows[0].settings], *rows])
+        """Return the rows as CSV, with a column for each measure of the user's own and each key that differs."""
+        table = [{name: row[name] for name in COLUMNS} | row["measures"] | row["settings"] for row in self.rows]
+        return csv_text([table[0], *(row.values() for row in table)])
 
-    def picture(self) -> Picture | None:
-        return overlay({row.name: row.curves for row in self.rows if row.curves})
+    def settings_of_sweeps(self) -> list[dict[str, str]]:
+        """Return the measures of each setting of several folds or seeds as text, by the sweeps' table.json."""
+        known = {measure.key: measure for measures in MEASURES.values() for measure in measures}
+        known["baseline"] = Measure("baseline", "baseline")
+        rows = []
+        for name, folder in {row["sweep"]: Path(row["run"]).parent for row in self.rows if row["sweep"]}.items():
+            with suppress(OSError, ValueError, KeyError, TypeError):  # an old one, or half of it
+                table = from_json(read_file(folder / "table.json"))
+                for point in table["points"]:
+                    if point["runs"] == 1:
+                        continue
+                    setting = [point["curve"], f"{table['axis']} {show(point['x'])}" if point["x"] is not None else ""]
+                    row = {"sweep": name, "setting": " ".join(filter(None, setting))}
+                    row["runs"] = f"{point['done']} of {point['runs']}"
+                    for key in (key for key in point if f"{key}_std" in point and key != "training_top1"):
+                        measure = known.get(key, Measure(key, key, unit=""))
+                        if point["num_classes"] > measure.above:
+                            row[measure.name] = mean_std(point[key], point[f"{key}_std"], measure.unit)
+                    rows.append(row)
+        columns = dict.fromkeys((key for row in rows for key in row), NONE)
+        return [columns | row for row in rows]
 
 
 def find_runs(folder: Path) -> Iterator[Path]:
@@ -101,28 +97,41 @@ def find_runs(folder: Path) -> Iterator[Path]:
 
 def read_index(folder: Path) -> Index:
     """Read all runs below a folder; of one that cannot be read the reason. Raises UserError where there is none."""
-    rows: list[IndexRow] = []
+    rows: list[Row] = []
+    curves: list[RunCurves | None] = []
     for path in find_runs(folder):
+        row: Row = dict.fromkeys(COLUMNS) | {"name": path.name, "run": str(path), "measures": {}, "settings": {}}
+        if (path.parent / "sweep.yaml").is_file():
+            below = os.path.relpath(path.parent, folder)
+            row["sweep"] = path.parent.resolve().name if below == "." else below
         try:
-            rows.append(_row(RunRecord(path)))
+            run = RunRecord(path)
+            row |= _values(run)
+            curves.append(RunCurves.of(run))
         except (UserError, OSError) as error:
             is_submitted = (path / _SUBMITTED).is_file()
-            row = IndexRow(path.name, "not started" if is_submitted else "broken", run=str(path))
-            row.remarks = None if is_submitted else str(error)
-            rows.append(row)
+            row["state"] = "not started" if is_submitted else "broken"
+            row["remarks"] = None if is_submitted else str(error)
+            curves.append(None)
+        rows.append(row)
     if not rows:
         what = "no run below it" if folder.is_dir() else "no such directory"
         raise UserError(f"{folder}: {what}; give a folder of runs, such as run_dir of their specs")
-    known = [row for row in rows if row.curves]
-    names = unique_labels([row.name for row in known], [Path(row.run) for row in known])
-    for row, name in zip(known, names, strict=True):
-        row.name = name
-    specs = [row.settings for row in rows if row.settings]
+    known = [row for row, drawn in zip(rows, curves, strict=True) if drawn]
+    number_of = Counter(row["name"] for row in known)
+    labels = [
+        f"{row['sweep']}/{row['name']}" if row["sweep"] and number_of[row["name"]] > 1 else row["name"] for row in known
+    ]
+    for row, name in zip(known, unique_labels(labels, [Path(row["run"]) for row in known]), strict=True):
+        row["name"] = name
+    specs = [row["settings"] for row in rows if row["settings"]]
     keys = [key for key in dict.fromkeys(key for spec in specs for key in spec) if key not in ("name", "run_dir")]
     differing = [key for key in keys if len({repr(spec.get(key)) for spec in specs}) > 1]
+    measures = dict.fromkeys(key for row in rows for key in row["measures"])
     for row in rows:
-        row.settings = {key: row.settings.get(key) for key in differing}
-    return Index(folder, rows)
+        row["settings"] = {key: row["settings"].get(key) for key in differing}
+        row["measures"] = measures | row["measures"]
+    return Index(folder, rows, {row["name"]: drawn for row, drawn in zip(rows, curves, strict=True) if drawn})
 
 
 def write_index(folder: Path, out: Path) -> Index:
@@ -133,46 +142,54 @@ def write_index(folder: Path, out: Path) -> Index:
     index = read_index(folder)
     script = resources.files(__package__).joinpath("index.js").read_text(encoding="utf-8")
     script_hash = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    reports = [Path(row.run) / "report.html" for row in index.rows]
+    reports = [Path(row["run"]) / "report.html" for row in index.rows]
     links = [quote(os.fsencode(os.path.relpath(one, out.parent))) if one.is_file() else "" for one in reports]
-    about: dict[str, Any] = {"index": index, "picture": index.picture(), "links": links, "runs": []}
-    about |= {"title": f"{folder}: {counted(len(index.rows), 'run')}", "script": script, "script_hash": script_hash}
+    sweeps: dict[str, list[int]] = {}  # the rows of each, by its name; "" without one
+    for place, row in enumerate(index.rows):
+        sweeps.setdefault(row["sweep"] or "", []).append(place)
+    about: dict[str, Any] = {"index": index, "links": links, "sweeps": sweeps, "picture": overlay(index.curves)}
+    about |= {
+        "runs": [],
+        "title": f"{folder}: {counted(len(index.rows), 'run')}",
+        "script": script,
+        "script_hash": script_hash,
+    }
     write_page(out, environment().get_template("index.html.j2").render(about))
     write_text(table, index.csv())
     return index
 
 
-def _row(run: RunRecord) -> IndexRow:
+def _values(run: RunRecord) -> Row:
+    """Return what a run's files say for its row."""
     log = run.log
-    row = IndexRow(
-        name=run.label,
-        state=_state(run),
-        epochs=log.last_step / run.steps_per_epoch if run.steps_per_epoch else None,
-        planned_epochs=number(run.setting("schedule", "epochs")),
-        lr=number(run.plan.get("peak_lr")),
-        global_batch=number(run.plan.get("global_batch")),
-        clips_per_second=run.clips_per_second,
-        node_hours=_node_hours(run),
-        started=moment(log.starts[0].time) if log.starts else None,
-        run=str(run.path),
-        remarks="; ".join([*(f"{name} is missing" for name in run.missing), *run.notes]),
-        settings=dict(run.settings()),
-        curves=RunCurves.of(run),
-    )
+    final = run.final
     main = run.measures.main
-    measured = run.final.checkpoints if run.final else log.evals
-    scores = [value for one in measured if (value := one.of(main.key)) is not None]
-    if run.final or scores:
-        row.measure = main.name
-        row.evaluation = "final" if run.final else "training"
-    if run.final:
-        row.mean = run.final.of(f"{main.key}_mean")
-        row.low, row.high = run.final.interval(main) or (None, None)
-        row.macro = run.final.of("top1_macro_mean")
-    if scores:
-        row.last = scores[-1]
-        row.best = max(scores)
-    return row
+    own = [measure for measure in run.measures.every if not measure.unit]
+    scores = [value for one in (final.checkpoints if final else log.evals) if (value := one.of(main.key)) is not None]
+    low, high = (final and final.interval(main)) or (None, None)
+    last = log.evals[-1] if log.evals else None
+    return {
+        "name": run.label,
+        "state": _state(run),
+        "epochs": log.last_step / run.steps_per_epoch if run.steps_per_epoch else None,
+        "planned_epochs": number(run.setting("schedule", "epochs")),
+        "measure": main.name if final or scores else None,
+        "last": scores[-1] if scores else None,
+        "best": max(scores, default=None),
+        "mean": final and final.of(f"{main.key}_mean"),
+        "evaluation": "final" if final else "training" if scores else None,
+        "lr": number(run.plan.get("peak_lr")),
+        "global_batch": number(run.plan.get("global_batch")),
+        "clips_per_second": run.clips_per_second,
+        "node_hours": _node_hours(run),
+        "started": moment(log.starts[0].time) if log.starts else None,
+        "remarks": "; ".join([*(f"{name} is missing" for name in run.missing), *run.notes]),
+        "low": low,
+        "high": high,
+        "macro": final and final.of("top1_macro_mean"),
+        "measures": {one.key: final.of(f"{one.key}_mean") if final else last and last.of(one.key) for one in own},
+        "settings": dict(run.settings()),
+    }
 
 
 def _state(run: RunRecord) -> str:

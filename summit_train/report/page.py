@@ -15,6 +15,8 @@ import jinja2
 from summit_train.core.errors import UserError
 from summit_train.core.files import read_file, replacing
 from summit_train.core.text import counted, duration, percent, show
+from summit_train.evaluation.fuse import read_run
+from summit_train.evaluation.paired import compare
 from summit_train.report import tables
 from summit_train.report.confusion import read_classes, read_precisions
 from summit_train.report.curves import pictures
@@ -70,12 +72,30 @@ def read_section(run: RunRecord) -> DetectionSection | None:
     return section.read_section(run)
 
 
+def comparison(first: RunRecord, second: RunRecord) -> list[str]:
+    """Compare two runs on the videos that both scored, by their last checkpoints, and note other losses and data."""
+    try:
+        runs = [read_run(str(run.path)) for run in (first, second)]
+        notes = [compare(*runs).text(first.label, second.label)]
+        if runs[0].clips != runs[1].clips:
+            notes.append(f"They scored {len(runs[0].clips):,} and {len(runs[1].clips):,} videos")
+    except UserError as error:
+        notes = [f"Not compared video by video: {error}"]
+    settings = [dict(run.settings()) for run in (first, second)]
+    for key in dict.fromkeys(key for one in settings for key in one):
+        values = [one.get(key) for one in settings]
+        if key.startswith(("loss.", "data.")) and values[0] != values[1]:
+            notes.append(f"{key} differs: {show(values[0])} and {show(values[1])}")
+    return notes
+
+
 def render(runs: Sequence[RunRecord]) -> str:
     """Return the page as HTML; the same text for the same runs."""
     return environment().get_template("page.html.j2").render(
         title=runs[0].label if len(runs) == 1 else f"{len(runs)} runs compared",
         summary=[tables.summary_row(run) for run in runs],
         columns={measure.key: measure.name for run in runs for measure in run.measures.shown},
+        comparison=comparison(*runs) if len(runs) == 2 else [],
         overlay=pictures(runs) if len(runs) > 1 else [],
         runs=runs,
     )  # fmt: skip

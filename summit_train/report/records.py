@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from summit_train.core.errors import UserError
 from summit_train.core.files import read_file
 from summit_train.core.run_log import METRICS_FILE, Replay, number
-from summit_train.core.text import from_json
+from summit_train.core.text import from_json, show
 from summit_train.evaluation.measures import Measures, measures_of
 from summit_train.report.results import (
     BASELINE_FILE,
@@ -161,7 +161,7 @@ class RunRecord:
                 elif isinstance(value, str | int) or number(value) is not None:
                     yield f"{prefix}{key}", value
                 else:
-                    yield f"{prefix}{key}", "null" if value is None else str(value)
+                    yield f"{prefix}{key}", "null" if value is None else show(value) or "none"
 
     def _parsed(self, kind: type[Result], values: object, name: str) -> Result | None:
         try:

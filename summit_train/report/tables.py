@@ -179,6 +179,9 @@ def remarks_of(run: RunRecord) -> list[str]:
             count = counted(found, "checkpoint")
             remarks.append(f"The mean is over {count}, fewer than evaluate.last_checkpoints, {wanted:.0f}")
         remarks += _earlier(run, run.final)
+    if run.baseline is not None:
+        top1 = f"{percent(run.baseline.top1)}, 95 % interval {{:.2f}} to {{:.2f}} %".format(*run.baseline.top1_interval)
+        remarks.append(f"Baseline, logistic regression of frozen features: top-1 {top1}")
     if evals := [one for one in run.log.evals if one.step > _line(run)]:
         key = run.measures.main.key
         best = max(evals, key=lambda one: one.of(key) or 0.0)

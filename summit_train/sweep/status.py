@@ -260,6 +260,7 @@ def as_values(sweep: Sweep, rows: Sequence[Row]) -> dict[str, Any]:
     return {
         "sweep": sweep.name,
         "folder": str(sweep.folder),
+        "axis": sweep.x or "batch",
         "states": {state: sum(row["state"] == state for row in rows) for state in STATES},
         "runs": list(rows),
         "points": [one | {"noise_scale": one["noise_scale"] and asdict(one["noise_scale"])} for one in points],

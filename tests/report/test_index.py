@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import csv
 import hashlib
+import json
 import re
 
 import pytest
@@ -15,6 +16,7 @@ from summit_train.report.index import find_runs, read_index, write_index
 from summit_train.report.overlay import MOST_NAMED, RunCurves, overlay
 from summit_train.report.records import RunRecord
 from tests.killing import another_holds
+from tests.page_values import page_text
 from tests.report.test_page import HOSTILE, Page
 from tests.run_directories import whole_log
 
@@ -24,7 +26,7 @@ BRIEF = ("metrics.jsonl",)
 def test_a_run_that_another_process_holds_is_running(write_run, tmp_path):
     run = write_run("a", leave_out=("eval.json",))
     with another_holds(run / "lock"):
-        assert [row.state for row in read_index(tmp_path).rows] == ["running"]
+        assert [row["state"] for row in read_index(tmp_path).rows] == ["running"]
 
 
 def test_runs_are_found_once_through_links_and_not_within_runs(write_run, tmp_path):
@@ -66,13 +68,44 @@ def test_the_index_keeps_a_curve_of_a_long_run_and_not_its_records(write_run, tm
     step = next(line for line in whole_log() if line["kind"] == "step")
     lines = [whole_log()[0], *(step | {"step": number, "loss": float(number)} for number in range(1, 6001))]
     path = write_run("runs/long", lines=lines)
-    (row,) = read_index(path.parent).rows
-    curves = row.curves
-    assert curves is not None
+    (curves,) = read_index(path.parent).curves.values()
     steps, losses = curves.losses
     assert len(steps) == len(losses) == 1500 and curves.last_step == 6000
     assert (steps[:2].tolist(), losses[:2].tolist()) == ([2.5, 6.5], [2.5, 6.5])  # the means of four steps
     assert overlay({"long": curves}) is not None
+
+
+def test_runs_are_under_the_names_of_their_sweeps_with_measures_of_their_own(write_run, tmp_path):
+    """Two sweeps have a run of one name, and one has a table: of one setting of several runs, and one of one run."""
+    measured = {"spec": {"evaluate": {"measures": [{"kind": "./own.py:recall"}, {"kind": "./own.py:loss"}]}}}
+    for path, recall in (("cv/fold1", 0.25), ("cv/fold2", 0.5), ("deep/archs/fold1", 0.75)):
+        run = {"files": {"eval.json": {"recall_mean": recall, "loss_mean": None}}} | measured
+        write_run(f"runs/{path}", name=path.rpartition("/")[2], leave_out=BRIEF, **run)
+    write_run("runs/alone", name="alone", leave_out=("eval.json",))
+    point = {"curve": "tsm", "x": [1, 2], "runs": 3, "done": 2, "num_classes": 5, "top1": 50.0, "top1_std": 1.25}
+    point |= {"top5": 99.0, "top5_std": 0.0, "recall": 0.375, "recall_std": 0.125, "training_top1": 1.0}
+    point |= {"training_top1_std": 0.0, "baseline": 40.0, "baseline_std": None}
+    points = [point, point | {"runs": 1}, point | {"curve": "", "x": None, "recall": None, "num_classes": 6}]
+    for folder, table in (("cv", {"axis": "data.crop", "points": points}), ("deep/archs", {"points": 1})):
+        (tmp_path / "runs" / folder / "sweep.yaml").write_text("")
+        (tmp_path / "runs" / folder / "table.json").write_text(json.dumps(table))
+    index = write_index(tmp_path / "runs", tmp_path / "index.html")
+    sweeps = [("alone", None), ("cv/fold1", "cv"), ("fold2", "cv"), ("deep/archs/fold1", "deep/archs")]
+    assert [(row["name"], row["sweep"]) for row in index.rows] == sweeps
+    assert [row["measures"]["recall"] for row in index.rows] == [None, 0.25, 0.5, 0.75]
+    assert index.settings_of_sweeps() == [
+        {"sweep": "cv", "setting": "tsm data.crop 1, 2", "runs": "2 of 3", "top-1": "50.00 ± 1.25 %",
+         "recall": "0.375 ± 0.12", "baseline": "40.00 %", "top-5": "—"},
+        {"sweep": "cv", "setting": "", "runs": "2 of 3", "top-1": "50.00 ± 1.25 %", "recall": "—",
+         "baseline": "40.00 %", "top-5": "99.00 ± 0.00 %"},
+    ]  # fmt: skip
+    text = page_text((tmp_path / "index.html").read_text())
+    assert text.index("| alone") < text.index("sweep cv") < text.index("| fold2") < text.index("sweep deep/archs")
+    assert not re.search(r"\bNone\b|\bTrue\b|\bFalse\b|\['|\{'", text)
+    rows = list(csv.DictReader((tmp_path / "index.csv").open(newline="")))
+    assert [(row["sweep"], row["recall"], row["loss"]) for row in rows][1] == ("cv", "0.25", "")
+    (row, _) = read_index(tmp_path / "runs/cv").rows
+    assert row["sweep"] == "cv"
 
 
 def test_of_many_runs_the_best_have_names_and_all_are_on_the_page(write_run, monkeypatch):

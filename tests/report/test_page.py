@@ -5,10 +5,13 @@ import re
 from html.parser import HTMLParser
 from importlib import resources
 
+import numpy as np
 import pytest
 
 from summit_train.core.errors import UserError
-from summit_train.report.page import render, write_report
+from summit_train.data.manifest.clip import Clip
+from summit_train.evaluation.scores import Scores
+from summit_train.report.page import comparison, render, write_report
 from summit_train.report.records import read_runs
 
 HOSTILE = "\"'><script>alert(1)</script><img src=x onerror=alert(1)>{{ 7 * 7 }}</title>"
@@ -99,3 +102,53 @@ def test_every_colour_of_text_can_be_read_on_its_background() -> None:
             high, low = sorted((colours[name], colours["back"]), reverse=True)
             assert (high + 0.05) / (low + 0.05) >= 4.5, (name, scheme)
     assert ".broken { color: var(--bad); }" in own.joinpath("index.html.j2").read_text()
+
+
+def scored(write_run, name, clips, files=None, **spec):
+    path = write_run(name, leave_out=("metrics.jsonl",), spec=spec, files=files or {})
+    scores = Scores(
+        np.arange(len(clips)), np.zeros(len(clips), int), np.eye(3)[list(clips.values())], np.ones(len(clips), bool)
+    )
+    scores.save(path / "predictions/step_00000040.npz", list(map(Clip, clips)), ("a", "b", "c"))
+    return path
+
+
+def test_two_runs_are_compared_on_the_videos_of_both(write_run):
+    """All videos are of class 0. Of those of both, x is right in B alone, and y in neither."""
+    own = {"loss": {"kind": "./loss.py:Focal"}, "data": {"num_frames": 8, "augment": ["crop"]}}
+    first = scored(write_run, "A", {"w": 0, "x": 1, "y": 2}, **own)
+    second = scored(write_run, "B", {"x": 0, "y": 1, "z": 0, "v": 0}, loss={"kind": "softmax"}, data={"num_frames": 8})
+    assert comparison(*read_runs([first, second])) == [
+        "2 videos scored by both runs: only A has 0 right, only B 1; p = 1 (McNemar's exact test)",
+        "They scored 3 and 4 videos",
+        "data.augment differs: crop and —",
+        "loss.kind differs: ./loss.py:Focal and softmax",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("lost", "clips", "why"),
+    [
+        ("eval.json", {"x": 0}, "B: has no predictions; run `summit-train eval .*B/spec.yaml`"),
+        ("predictions/step_00000040.npz", {"x": 0}, "B: has no predictions/step_00000040.npz; run"),
+        (None, {"z": 0}, "A/predictions.* and .*B/predictions.* have no video in common"),
+    ],
+)
+@pytest.mark.usefixtures("undrawn")
+def test_runs_that_cannot_be_compared_say_why(lost, clips, why, write_run):
+    """One that still trains has no eval.json."""
+    runs = [scored(write_run, "A", {"x": 0}), scored(write_run, "B", clips)]
+    if lost:
+        (runs[1] / lost).unlink()
+    page = Page(render(read_runs(runs)))
+    assert re.search(f"Not compared video by video: .*{why}", page.text)
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_the_baseline_is_beside_the_accuracy(write_run):
+    found = {"top1": 78.9, "top1_interval": [55.204, 95.3], "features": 512}
+    page = Page(render(read_runs([write_run(files={"baseline/baseline.json": found})])))
+    assert "baseline: frozen features78.90 %" in page.text.replace("\n", "")
+    assert "frozen features: top-1 78.90 %, 95 % interval 55.20 to 95.30 %" in page.text
+    broken = render(read_runs([write_run("b", files={"baseline/baseline.json": {"top1": "x"}})]))
+    assert "baseline/baseline.json: has wrong values, left out" in broken

@@ -6,6 +6,7 @@ Skipped without Chromium, which the tests bring as root on Debian; there, in CI,
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -34,10 +35,12 @@ def chromium() -> Iterator[Chromium]:
 
 @pytest.fixture(scope="module")
 def pages(trained_run: Path, motion_set: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The report of a real run, the index of its folder, and a sheet of clips, of which one is missing."""
+    """The report of a real run, its comparison with a copy, the index of its folder, a sheet that lacks a clip."""
     folder = tmp_path_factory.mktemp("pages")
-    found = {name: folder / f"{name}.html" for name in ("report", "index", "sheet")}
+    found = {name: folder / f"{name}.html" for name in ("report", "comparison", "index", "sheet")}
     assert main(["report", str(trained_run), "--out", str(found["report"])]) == 0
+    shutil.copytree(trained_run, folder / "runs/other")
+    assert main(["report", str(trained_run), str(folder / "runs/other"), "--out", str(found["comparison"])]) == 0
     assert main(["report", "--index", str(trained_run.parent), "--out", str(found["index"])]) == 0
     (folder / "list.csv").write_text((motion_set / "train.csv").read_text() + f"{'long' * 20}.mp4,0,8\n")
     words = ["data", "show", str(folder / "list.csv"), "--root", str(motion_set), "--spec", str(trained_run)]
@@ -46,13 +49,13 @@ def pages(trained_run: Path, motion_set: Path, tmp_path_factory: pytest.TempPath
 
 
 @pytest.mark.parametrize("width", [NARROW, WIDE])
-@pytest.mark.parametrize("name", ["report", "index", "sheet"])
+@pytest.mark.parametrize("name", ["report", "comparison", "index", "sheet"])
 def test_a_page_fits_its_window_and_lacks_nothing(
     chromium: Chromium, pages: dict[str, Path], name: str, width: int
 ) -> None:
     for dark, background in ((False, WHITE), (True, BLACK)):
         view = chromium.look(pages[name], width, dark=dark)
-        assert (view.complaints, view.requests, view.overflow) == ([], [], 0)
+        assert (view.complaints, view.requests, view.overflow, view.clipped) == ([], [], 0, 0)
         assert view.pictures and 0 not in view.pictures and view.background == background
 
 

@@ -1,0 +1,81 @@
+"""Two runs compared on their common videos: counts and McNemar's p by hand, and the interval of a difference."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from summit_train.core.errors import UserError
+from summit_train.data.manifest.clip import Clip
+from summit_train.evaluation.fuse import read_run
+from summit_train.evaluation.paired import Paired, compare, mcnemar
+from summit_train.evaluation.scores import Scores
+from tests.scored_runs import CLIPS, FLOW, LABELS, RGB, write_scores
+
+
+@pytest.mark.parametrize(
+    ("pairs", "p"),
+    [((0, 0), 1), ((1, 0), 1), ((3, 3), 1), ((0, 5), 2 / 32), ((5, 1), 14 / 64), ((12, 5), 0.143463134765625)],
+)  # fmt: skip
+def test_the_p_of_videos_that_one_run_alone_has_right(pairs: tuple[int, int], p: float) -> None:
+    assert mcnemar(*pairs) == mcnemar(*pairs[::-1]) == pytest.approx(p, rel=1e-12)
+
+
+def test_the_p_of_many_videos_is_the_whole_sum() -> None:
+    exact = 2 * Fraction(sum(math.comb(900, k) for k in range(401)), 2**900)
+    assert mcnemar(400, 500) == pytest.approx(float(exact), rel=1e-12)
+    assert 0.20 < mcnemar(50_200, 50_600) < 0.21  # in a moment
+
+
+def test_two_runs_are_matched_by_their_videos(tmp_path: Path) -> None:
+    """RGB is right on a and c, FLOW on b; FLOW scored b, c and d, in another order."""
+    rgb = read_run(str(write_scores(tmp_path / "rgb.npz", RGB)))
+    clips = (CLIPS[2], CLIPS[1], Clip("d.mp4"))
+    flow = read_run(str(write_scores(tmp_path / "flow.npz", FLOW[::-1], LABELS[::-1], clips)))
+    paired = compare(rgb, flow)
+    assert paired == Paired(2, 1, 1, 1.0)
+    text = "2 videos scored by both runs: only A has 1 right, only B 1; p = 1 (McNemar's exact test)"
+    assert paired.text("A", "B") == text
+
+
+@pytest.mark.parametrize(
+    ("labels", "clips", "names", "wrong"),
+    [
+        (LABELS, tuple(map(Clip, "xyz")), (), "have no video in common"),
+        ((0, 2, 2), CLIPS, (), "b.mp4: is class 1 in .* and 2 in"),
+        (LABELS, CLIPS, ("run", "hop", "skip"), "must have the same classes"),
+    ],
+)
+def test_runs_that_cannot_be_compared(
+    labels: tuple[int, ...], clips: tuple[Clip, ...], names: tuple[str, ...], wrong: str, tmp_path: Path
+) -> None:
+    rgb = read_run(str(write_scores(tmp_path / "rgb.npz", RGB)))
+    other = read_run(str(write_scores(tmp_path / "other.npz", FLOW, labels, clips, names)))
+    with pytest.raises(UserError, match=wrong):
+        compare(rgb, other)
+
+
+def test_an_interval_of_the_difference_of_map(tmp_path: Path) -> None:
+    draw = np.random.default_rng(1)
+    labels = draw.random((60, 3)) < 0.4
+    clips = tuple(Clip(f"{number:02}.mp4") for number in range(60))
+    runs = []
+    for name, noise in (("worse", 4.0), ("better", 0.1)):
+        scores = (labels + noise * draw.normal(size=labels.shape)).astype(np.float32)
+        Scores(np.arange(60), labels, scores, np.ones(60, bool)).save(tmp_path / f"{name}.npz", clips, ["a", "b", "c"])
+        runs.append(read_run(str(tmp_path / f"{name}.npz")))
+    gain = compare(*runs)
+    assert gain.p is None and gain.low is not None and gain.high is not None and 0 < gain.low < gain.high < 100
+    assert (compare(*runs[::-1]).low, compare(*runs[::-1]).high) == pytest.approx((-gain.high, -gain.low))
+    between = f"mAP of B minus that of A {gain.low:+.2f} to {gain.high:+.2f} points (95 %"
+    assert gain.text("A", "B").startswith(f"60 videos scored by both runs: {between}")
+    same = compare(runs[0], runs[0])
+    assert (same.low, same.high) == (0, 0)
+    empty = write_scores(tmp_path / "empty.npz", RGB)
+    Scores(np.arange(3), np.zeros((3, 3), bool), np.ones((3, 3)), np.ones(3, bool)).save(empty, CLIPS, ())
+    with pytest.raises(UserError, match="have no label on the videos"):
+        compare(read_run(str(empty)), read_run(str(empty)))
