@@ -120,7 +120,7 @@ class Writer:
 
     @property
     def has_failed(self) -> bool:
-        """Check that `wait` would raise at once."""
+        """True if `wait` would raise at once."""
         return self._writing is not None and self._writing.done() and self._writing.exception() is not None
 
 

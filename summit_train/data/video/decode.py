@@ -339,14 +339,14 @@ def _in_order(video: Encoded, stream: VideoStream, index: PacketIndex, fetch: Fe
 
 
 def _precede(index: PacketIndex, stop: int, start: int) -> bool:
-    """Check that all frames of packets before place `stop` are shown before those from place `start` on."""
+    """True if all frames of packets before place `stop` are shown before those from place `start` on."""
     last = np.flatnonzero(index.places < stop).max(initial=-1)
     first = np.flatnonzero(index.places >= start).min(initial=len(index.places))
     return bool(last < first)
 
 
 def _agree(stream: VideoStream, packets: Sequence[Packet]) -> bool:
-    """Check that the headers in these packets of H.264, from a key frame on, give the order of the times.
+    """True if the headers in these packets of H.264, from a key frame on, give the order of the times.
 
     Where the stream says that it reorders its frames, each must have its place.
     """
