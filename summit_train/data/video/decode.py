@@ -402,6 +402,6 @@ def _jumped(name: str, stream: VideoStream, fetch: Fetch, jumps: Iterable[Jump])
                 # Frames that are not to be shown have no number.
                 if (number := number_of.get(frame.pts)) is not None:
                     if key_time is not None:
-                        raise DecodeError(name, "has packets that are no key frames, although their container says so")
+                        raise DecodeError(name, "has packets that its container marks as key frames wrongly")
                     yield number, frame
         context.flush_buffers()
