@@ -198,7 +198,7 @@ def validates(spec: Spec, epoch: int) -> bool:
 
 
 def is_due(spec: Spec, epoch: int) -> bool:
-    """Check that a checkpoint, which may count in the final accuracy, is always written at the end of an epoch.
+    """True if a checkpoint, which may count in the final accuracy, is always written at the end of an epoch.
 
     Those that requests to stop and validations leave at the ends of other epochs would change it. Any validation may be
     the last where the run may stop early.

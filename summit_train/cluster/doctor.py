@@ -90,7 +90,7 @@ def check_ranks(environ: Mapping[str, str]) -> Check:
 
 
 def _is_left_out(package: str) -> bool:
-    """Check that a package that Horovod needs may be missing: Horovod is missing too, and is not required."""
+    """True if a package that Horovod needs may be missing: Horovod is missing too, and is not required."""
     needed = os.environ.get("SUMMIT_TRAIN_COMM") == "horovod" or importlib.util.find_spec("horovod") is not None
     return not needed and importlib.util.find_spec(package) is None
 

@@ -42,7 +42,7 @@ def is_bug(error: BaseException) -> bool:
 
 
 def _too_many_files(error: BaseException | None) -> bool:
-    """Check for EMFILE or ENFILE in this error, its cause, or the error that it replaces (from None)."""
+    """True for EMFILE or ENFILE in this error, its cause, or the error that it replaces (from None)."""
     while error is not None:
         if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
             return True

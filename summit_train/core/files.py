@@ -147,7 +147,7 @@ def locked(path: Path, *, wait: bool = True) -> Iterator[None]:
 
 
 def is_locked(path: Path) -> bool:
-    """Check that another process holds the lock on this file, without taking it."""
+    """True if another process holds the lock on this file, without taking it."""
     if not path.exists():
         return False
     # struct flock of 64-bit Linux: type, whence, start, length (0: to the end), process, padded to its alignment.

@@ -97,7 +97,7 @@ def torchrun_command(ranks: int) -> list[str]:
 
 
 def refuses_root(environment: Mapping[str, str]) -> bool:
-    """Check that Open MPI's mpirun would refuse to start ranks in this environment because the user is root."""
+    """True if Open MPI's mpirun would refuse to start ranks in this environment because the user is root."""
     if os.geteuid() != 0 or all(environment.get(name) == value for name, value in ROOT_ALLOWED.items()):
         return False
     mpirun = find_mpirun()

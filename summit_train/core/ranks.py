@@ -193,7 +193,7 @@ def _failure(codes: Sequence[int | None], say: Callable[[str], None], notes: Tex
 
 
 def _is_deaf(process: Process) -> bool:
-    """Check that a process blocks a pending SIGUSR2, as ranks do while they import and meet."""
+    """True if a process blocks a pending SIGUSR2, as ranks do while they import and meet."""
     if process.poll() is not None:
         return False
     status = dict(

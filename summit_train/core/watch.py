@@ -168,11 +168,11 @@ class Neighbour:
         return None if self._heard is None else time.monotonic() - self._heard
 
     def next_has_ended(self) -> bool:
-        """Check that the next rank's process ended so long ago that this one should have ended with it."""
+        """True if the next rank's process ended so long ago that this one should have ended with it."""
         return bool(self._refused) and time.monotonic() - self._refused > _SECONDS_AFTER_THE_NEXT
 
     def is_silent(self, stall_seconds: float) -> bool:
-        """Check that the rank before has sent messages, but none for half the stall time."""
+        """True if the rank before has sent messages, but none for half the stall time."""
         return (self.silent_seconds() or 0.0) > stall_seconds / 2
 
 

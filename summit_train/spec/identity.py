@@ -55,7 +55,7 @@ def rank_keys(spec: Spec) -> dict[str, Any]:
 
 
 def changes_scores(spec: Spec, key: str) -> bool:
-    """Check whether another value of a key, `section.key`, can change the scores of a checkpoint."""
+    """True if another value of a key, `section.key`, can change the scores of a checkpoint."""
     scope = _known(spec, key).scope
     return Scope.SCORES in scope or (Scope.PRECISE_BN in scope and spec.evaluate.precise_bn > 0)
 

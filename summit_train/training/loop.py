@@ -128,7 +128,7 @@ def read_step(run: Run, clips: StepClips) -> Iterator[MicroBatch]:
 
 
 def saves(spec: Spec, epoch: int) -> bool:
-    """Check that an epoch ends with a checkpoint: one that is due, or one that validation may call the best."""
+    """True if an epoch ends with a checkpoint: one that is due, or one that validation may call the best."""
     return is_due(spec, epoch) or (spec.checkpoint.keep_best is not None and validates(spec, epoch))
 
 

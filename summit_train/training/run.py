@@ -133,7 +133,7 @@ class Run:
         self.bad_clips.forget_after(self.start_step)
 
     def is_checkpoint_due(self) -> bool:
-        """Check that rank 0 asks for a checkpoint: by time, or because the last one could not be written.
+        """True if rank 0 asks for a checkpoint: by time, or because the last one could not be written.
 
         The error of that one then ends all ranks in the next.
         """

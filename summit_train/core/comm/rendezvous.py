@@ -49,7 +49,7 @@ def meet(launch: Launch, host: str) -> tuple[TCPStore, str]:
 
 
 def keeps_store(launch: Launch) -> bool:
-    """Check that this process is rank 0 and keeps the store; torchrun's agent keeps that of its ranks."""
+    """True if this process is rank 0 and keeps the store; torchrun's agent keeps that of its ranks."""
     return launch.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
 
 

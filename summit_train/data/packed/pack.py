@@ -56,7 +56,7 @@ class PackJob:
         return [self.folder / PACKING_FOLDER / f"{shard:06}.npz" for shard in range(num_shards)]
 
     def share_bytes(self, clip: int, next_clip: int) -> bool:
-        """Check that two successive clips are spans of one video, whose bytes are stored once."""
+        """True if two successive clips are spans of one video, whose bytes are stored once."""
         manifest = self.store.manifest
         if self.packing.kind != "bytes" or WHOLE in (manifest.clip(clip).span, manifest.clip(next_clip).span):
             return False
@@ -64,7 +64,7 @@ class PackJob:
         return file == next_file and not holds_pictures(self.store.path(clip))
 
     def is_shared(self, clip: int) -> bool:
-        """Check that a clip's bytes are in its shard already, as those of the clip before."""
+        """True if a clip's bytes are in its shard already, as those of the clip before."""
         return clip % self.clips_per_shard > 0 and self.share_bytes(clip - 1, clip)
 
 

@@ -339,14 +339,14 @@ def _in_order(video: Encoded, stream: VideoStream, index: PacketIndex, fetch: Fe
 
 
 def _precede(index: PacketIndex, stop: int, start: int) -> bool:
-    """Check that all frames of packets before place `stop` are shown before those from place `start` on."""
+    """True if all frames of packets before place `stop` are shown before those from place `start` on."""
     last = np.flatnonzero(index.places < stop).max(initial=-1)
     first = np.flatnonzero(index.places >= start).min(initial=len(index.places))
     return bool(last < first)
 
 
 def _agree(stream: VideoStream, packets: Sequence[Packet]) -> bool:
-    """Check that the headers in these packets of H.264, from a key frame on, give the order of the times.
+    """True if the headers in these packets of H.264, from a key frame on, give the order of the times.
 
     Where the stream says that it reorders its frames, each must have its place.
     """
@@ -402,6 +402,6 @@ def _jumped(name: str, stream: VideoStream, fetch: Fetch, jumps: Iterable[Jump])
                 # Frames that are not to be shown have no number.
                 if (number := number_of.get(frame.pts)) is not None:
                     if key_time is not None:
-                        raise DecodeError(name, "has packets that are no key frames, although their container says so")
+                        raise DecodeError(name, "has packets that its container marks as key frames wrongly")
                     yield number, frame
         context.flush_buffers()

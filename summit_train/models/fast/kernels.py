@@ -164,7 +164,7 @@ def compile_for_cluster() -> None:
 
 
 def take(x: torch.Tensor) -> bool:
-    """Check that the kernels are loaded and take the device and the number format of `x`."""
+    """True if the kernels are loaded and take the device and the number format of `x`."""
     return x.device.type == "cpu" and x.dtype in _NAMES and isinstance(loaded(), Kernels)
 
 
