@@ -16,24 +16,8 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
 from summit_train.core.run_log import EvalRecord, StepRecord, number
 from summit_train.evaluation.confusion import MOST_CLASSES
-from summit_train.report.figures import (
-    GREY,
-    HEIGHT,
-    LEGEND_LINE,
-    LINES,
-    PALETTE,
-    THIRD,
-    WIDTH,
-    Floats,
-    Picture,
-    add_legend,
-    drawable,
-    finite,
-    house_style,
-    image,
-    smoothed,
-    thinned,
-)
+from summit_train.report import figures
+from summit_train.report.figures import Floats, Picture
 from summit_train.report.observed import observed_picture
 from summit_train.report.records import RunRecord
 from summit_train.report.tables import machine_of, views_of
@@ -59,15 +43,15 @@ class Canvas:
         self.runs = runs
         self.third = third
         self.axis = "step" if any(run.steps_per_epoch is None for run in runs) else "epoch"
-        self.width = THIRD if third else WIDTH  # inches, without the legend
-        self.height = HEIGHT
-        self.lines = [LINES[i // len(PALETTE) % len(LINES)] for i in range(len(runs))]
+        self.width = figures.THIRD if third else figures.WIDTH  # inches, without the legend
+        self.height = figures.HEIGHT
+        self.lines = [figures.LINES[i // len(figures.PALETTE) % len(figures.LINES)] for i in range(len(runs))]
         self.entries = [
             (Line2D([], [], color=self.colour(i), linestyle=self.lines[i], linewidth=2.5), run.label)
             for i, run in enumerate(runs)
             if len(runs) > 1
         ]
-        self.figure = Figure(figsize=(self.width, HEIGHT), layout="constrained")
+        self.figure = Figure(figsize=(self.width, figures.HEIGHT), layout="constrained")
         self.axes: Axes = self.figure.subplots()
         self.axes.set(xlabel=self.axis, ylabel=y_label)
         for i, run in enumerate(runs):
@@ -76,7 +60,7 @@ class Canvas:
 
     def colour(self, i: int, kind: int = 0) -> str:
         """Return the colour of run i. A single run has a colour for each kind of line."""
-        return PALETTE[kind if len(self.runs) == 1 else i % len(PALETTE)]
+        return figures.PALETTE[kind if len(self.runs) == 1 else i % len(figures.PALETTE)]
 
     def positions(self, run: RunRecord, steps: Iterable[int]) -> Floats:
         """Return the positions of these updates (counted from 1) on the axis, (N,)."""
@@ -86,13 +70,13 @@ class Canvas:
     def picture(self, title: str, caption: str) -> Picture:
         """Write the legend and the SVG."""
         self.axes.set_xlim(left=0)
-        add_legend(self.figure, self.entries, "outside lower left")
-        self.figure.set_size_inches(self.width, self.height + LEGEND_LINE * len(self.entries))
+        figures.add_legend(self.figure, self.entries, "outside lower left")
+        self.figure.set_size_inches(self.width, self.height + figures.LEGEND_LINE * len(self.entries))
         machines = dict.fromkeys(machine for run in self.runs if (machine := machine_of(run.environment)))
         dotted = " Dotted vertical: resumed there." if any(run.log.starts[1:] for run in self.runs) else ""
         made_on = f" Machine: {'; '.join(machines)}." if machines else ""
         alt = f"{title} by {self.axis}: {', '.join(run.label for run in self.runs)}"
-        return Picture(title, caption + dotted + made_on, alt, image(self.figure), self.third)
+        return Picture(title, caption + dotted + made_on, alt, figures.image(self.figure), self.third)
 
 
 @dataclass(frozen=True)
@@ -119,7 +103,7 @@ class StepCurve:
     level: Callable[[RunRecord], float | None] | None = None
 
     def draw(self, runs: Sequence[RunRecord]) -> Picture | None:
-        """Draw the curves of the runs; None if none has a finite value."""
+        """Draw the curves of the runs; None if none has a figures.finite value."""
         canvas = Canvas(runs, self.unit, self.is_third)
         drawn = [self._draw_run(canvas, i, run) for i, run in enumerate(runs)]
         if not any(drawn):
@@ -136,20 +120,22 @@ class StepCurve:
         return canvas.picture(self.title, caption)
 
     def _draw_run(self, canvas: Canvas, i: int, run: RunRecord) -> bool:
-        """Draw the curve of run i; return whether it has a finite value."""
+        """Draw the curve of run i; return whether it has a figures.finite value."""
         axes = canvas.axes
         colour = canvas.colour(i)
         points = [(step.step, value) for step in run.log.steps if (value := self.value(step)) is not None]
         x = canvas.positions(run, [step for step, _ in points])
-        y = finite(value for _, value in points)
+        y = figures.finite(value for _, value in points)
         if self.smooth:
-            axes.plot(*thinned(x, y), color=colour, linewidth=0.7, alpha=0.35)
-        curve = smoothed(x, y) if self.smooth else thinned(x, y)
+            axes.plot(*figures.thinned(x, y), color=colour, linewidth=0.7, alpha=0.35)
+        curve = figures.smoothed(x, y) if self.smooth else figures.thinned(x, y)
         wider = 1.2 * min(len(canvas.runs) - 1 - i, 3) if self.is_stacked else 0.0
         axes.plot(*curve, canvas.lines[i], color=colour, linewidth=1.6 + wider)
         if self.validated is not None:
             validated = canvas.positions(run, (one.step for one in run.log.evals))
-            axes.plot(validated, finite(map(self.validated, run.log.evals)), color=canvas.colour(i, 1), **KINDS[1])
+            axes.plot(
+                validated, figures.finite(map(self.validated, run.log.evals)), color=canvas.colour(i, 1), **KINDS[1]
+            )
         if self.mark_skipped:
             crosses = canvas.positions(run, run.log.skipped_steps)
             low = np.full_like(crosses, 0.03)
@@ -185,7 +171,7 @@ def accuracy(runs: Sequence[RunRecord]) -> Picture | None:
     if len(runs) > 1:
         finals = [f": {run.final.text(run.measures.main)}" if run.final else "" for run in runs]
         canvas.entries = [(line, label + final) for (line, label), final in zip(names, finals, strict=True)]
-        canvas.entries += [(Line2D([], [], color=GREY, **KINDS[kind]), label) for label, kind in kinds.items()]
+        canvas.entries += [(Line2D([], [], color=figures.GREY, **KINDS[kind]), label) for label, kind in kinds.items()]
     has_band = any(run.final is not None and run.final.of(f"{run.measures.main.key}_std") for run in runs)
     band = " Band: one standard deviation (n - 1) over the last checkpoints." if has_band else ""
     trained = "Training: moving mean over the batches." if "training" in kinds else ""
@@ -198,14 +184,14 @@ def _accuracy_curves(canvas: Canvas, i: int, run: RunRecord) -> dict[str, int]:
     axes = canvas.axes
     colours = [canvas.colour(i, kind) for kind in range(len(KINDS))]
     main = run.measures.main
-    top1 = finite(step.top1 for step in run.log.steps)
+    top1 = figures.finite(step.top1 for step in run.log.steps)
     if main.key == "top1" and np.isfinite(top1).any():
-        curve = smoothed(canvas.positions(run, (step.step for step in run.log.steps)), top1)
+        curve = figures.smoothed(canvas.positions(run, (step.step for step in run.log.steps)), top1)
         canvas.entries.append((axes.plot(*curve, color=colours[0], **KINDS[0])[0], "training"))
         kinds["training"] = 0
     if run.log.evals:
         x = canvas.positions(run, (validation.step for validation in run.log.evals))
-        y = finite(validation.of(main.key) for validation in run.log.evals)
+        y = figures.finite(validation.of(main.key) for validation in run.log.evals)
         canvas.entries.append((axes.plot(x, y, color=colours[1], **KINDS[1])[0], "validation"))
         kinds["validation"] = 1
     if run.final is not None and (mean := run.final.of(f"{main.key}_mean")) is not None:
@@ -244,7 +230,7 @@ def classes(runs: Sequence[RunRecord]) -> Picture | None:
     evals = [one for one in run.log.evals if one.classes and len(one.classes) == len(run.log.evals[-1].classes)]
     if not evals:
         return None
-    values = np.array([finite(one.classes) for one in evals]).T
+    values = np.array([figures.finite(one.classes) for one in evals]).T
     names = dict(enumerate(run.clips_per_class.sides()["training"] if run.clips_per_class else ()))
     known = [row for row in np.argsort(values[:, -1], kind="stable").tolist() if np.isfinite(values[row]).any()]
     shown = known[:MOST_CLASSES]
@@ -255,7 +241,7 @@ def classes(runs: Sequence[RunRecord]) -> Picture | None:
     y = np.arange(len(shown) + 1)
     mesh = canvas.axes.pcolormesh(x, y, values[shown], cmap="Blues", vmin=0, vmax=100, rasterized=True)
     canvas.figure.colorbar(mesh, ax=canvas.axes).set_label(f"{run.measures.main.name} (%)")
-    labels = [drawable(names.get(row, str(row)), 24) for row in shown]
+    labels = [figures.drawable(names.get(row, str(row)), 24) for row in shown]
     canvas.axes.set_yticks(np.arange(len(shown)) + 0.5, labels, parse_math=False)
     canvas.axes.invert_yaxis()
     canvas.axes.grid(visible=False)
@@ -275,19 +261,21 @@ def ranks(runs: Sequence[RunRecord]) -> Picture | None:
     canvas = Canvas([run], "rank")
     num_ranks = _num_ranks(run)
     edges, ratios = _cells(run)
-    colours = LinearSegmentedColormap.from_list("slow", ["#ffffff", PALETTE[1], "#5c2a00"])
+    colours = LinearSegmentedColormap.from_list("slow", ["#ffffff", figures.PALETTE[1], "#5c2a00"])
     rows = np.linspace(-0.5, num_ranks - 0.5, len(ratios) + 1)
     x = canvas.positions(run, edges)
     mesh = canvas.axes.pcolormesh(x, rows, ratios, cmap=colours, vmin=1, vmax=_DARKEST, rasterized=True)
     canvas.figure.colorbar(mesh, ax=canvas.axes, extend="max", ticks=[1, 1.3, 1.6, 2]).set_label("times the median")
     named = {slow.rank: slow for slow in run.log.slow_ranks if slow.rank < num_ranks}  # again after a resume
     for slow in named.values():
-        canvas.axes.plot(canvas.positions(run, [slow.step]), [slow.rank], clip_on=False, color=PALETTE[0], **_MARK)
+        canvas.axes.plot(
+            canvas.positions(run, [slow.step]), [slow.rank], clip_on=False, color=figures.PALETTE[0], **_MARK
+        )
     for slow in list(named.values())[:_MOST_NAMED]:
         label = f"rank {slow.rank} on {slow.host}: {slow.part.replace('_', ' ')}, named at step {slow.step:,}"
-        canvas.entries.append((Line2D([], [], color=PALETTE[0], **_MARK), label))
+        canvas.entries.append((Line2D([], [], color=figures.PALETTE[0], **_MARK), label))
     if (more := len(named) - _MOST_NAMED) > 0:
-        canvas.entries.append((Line2D([], [], color=PALETTE[0], **_MARK), f"{more:,} more"))
+        canvas.entries.append((Line2D([], [], color=figures.PALETTE[0], **_MARK), f"{more:,} more"))
     canvas.axes.grid(visible=False)
     canvas.axes.set_ylim(rows[0], rows[-1])
     canvas.axes.yaxis.set_major_locator(MaxNLocator(integer=True))
@@ -354,5 +342,5 @@ FIGURES: tuple[Callable[[Sequence[RunRecord]], Picture | None], ...] = (
 
 def pictures(runs: Sequence[RunRecord]) -> list[Picture]:
     """Draw what these runs have data for."""
-    with house_style():
+    with figures.house_style():
         return [picture for draw in FIGURES if (picture := draw(runs)) is not None]

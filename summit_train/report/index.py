@@ -17,8 +17,7 @@ from urllib.parse import quote
 from summit_train.core.errors import UserError
 from summit_train.core.files import is_locked, read_file, write_text
 from summit_train.core.run_log import number
-from summit_train.core.text import NONE, counted, csv_text, from_json, mean_std, show
-from summit_train.evaluation.measures import MEASURES, Measure
+from summit_train.core.text import NONE, counted, csv_text, from_json
 from summit_train.report.overlay import RunCurves, overlay
 from summit_train.report.page import environment, write_page
 from summit_train.report.records import RUN_MARKS, RunRecord, unique_labels
@@ -60,27 +59,14 @@ class Index:
         table = [{name: row[name] for name in COLUMNS} | row["measures"] | row["settings"] for row in self.rows]
         return csv_text([table[0], *(row.values() for row in table)])
 
-    def settings_of_sweeps(self) -> list[dict[str, str]]:
-        """Return the measures of each setting of several folds or seeds as text, by the sweeps' table.json."""
-        known = {measure.key: measure for measures in MEASURES.values() for measure in measures}
-        known["baseline"] = Measure("baseline", "baseline")
-        rows = []
+    def sweep_table(self) -> list[dict[str, str]]:
+        """Return the tables of the sweeps' folds and seeds as one, without the columns in which nothing is known."""
+        rows: list[dict[str, str]] = []
         for name, folder in {row["sweep"]: Path(row["run"]).parent for row in self.rows if row["sweep"]}.items():
-            with suppress(OSError, ValueError, KeyError, TypeError):  # an old one, or half of it
-                table = from_json(read_file(folder / "table.json"))
-                for point in table["points"]:
-                    if point["runs"] == 1:
-                        continue
-                    setting = [point["curve"], f"{table['axis']} {show(point['x'])}" if point["x"] is not None else ""]
-                    row = {"sweep": name, "setting": " ".join(filter(None, setting))}
-                    row["runs"] = f"{point['done']} of {point['runs']}"
-                    for key in (key for key in point if f"{key}_std" in point and key != "training_top1"):
-                        measure = known.get(key, Measure(key, key, unit=""))
-                        if point["num_classes"] > measure.above:
-                            row[measure.name] = mean_std(point[key], point[f"{key}_std"], measure.unit)
-                    rows.append(row)
-        columns = dict.fromkeys((key for row in rows for key in row), NONE)
-        return [columns | row for row in rows]
+            with suppress(OSError, ValueError, KeyError, TypeError):  # of an older version, or half of it
+                rows += [{"sweep": name} | row for row in from_json(read_file(folder / "table.json"))["table"]]
+        known = dict.fromkeys(key for row in rows for key, value in row.items() if value not in ("", NONE))
+        return [{key: row.get(key, NONE) for key in known} for row in rows]
 
 
 def find_runs(folder: Path) -> Iterator[Path]:

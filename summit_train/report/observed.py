@@ -10,19 +10,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from summit_train.core.text import counted, numbered
-from summit_train.report.figures import (
-    GREY,
-    HEIGHT,
-    LEGEND_LINE,
-    WIDTH,
-    Picture,
-    add_legend,
-    drawn,
-    finite,
-    image,
-    series,
-    wrapped,
-)
+from summit_train.report import figures
+from summit_train.report.figures import Picture
 from summit_train.report.records import RunRecord
 from summit_train.report.results import Observed
 
@@ -35,8 +24,8 @@ STREAM: dict[str, Any] = {"linestyle": "--", "markersize": 5, "markerfacecolor":
 def draw_observed(path: Path, runs: Sequence[Observed]) -> None:
     """Draw the curves of several runs, numbered where several have one name."""
     curves = dict(zip(numbered([run.name for run in runs], "{} ({})"), runs, strict=True))
-    with drawn(path, wrapped(_observed_caption(runs)), (10.0, 5.0)) as figure:
-        add_legend(figure, [*_draw_observed(figure, curves), *_kinds(runs)], "outside right upper")
+    with figures.drawn(path, figures.wrapped(_observed_caption(runs)), (10.0, 5.0)) as figure:
+        figures.add_legend(figure, [*_draw_observed(figure, curves), *_kinds(runs)], "outside right upper")
 
 
 def observed_picture(runs: Sequence[RunRecord]) -> Picture | None:
@@ -45,13 +34,13 @@ def observed_picture(runs: Sequence[RunRecord]) -> Picture | None:
     curves = [curve for curve in found.values() if curve]
     if not curves:
         return None
-    figure = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
+    figure = Figure(figsize=(figures.WIDTH, figures.HEIGHT), layout="constrained")
     names = _draw_observed(figure, found)
     entries = [*(names if len(runs) > 1 else []), *_kinds(curves)]
-    figure.set_size_inches(WIDTH, HEIGHT + LEGEND_LINE * len(entries))
-    add_legend(figure, entries, "outside lower left")
+    figure.set_size_inches(figures.WIDTH, figures.HEIGHT + figures.LEGEND_LINE * len(entries))
+    figures.add_legend(figure, entries, "outside lower left")
     alt = f"Early recognition, {_Y} by {_X}: {', '.join(label for label in found if found[label])}"
-    return Picture("Early recognition", _observed_caption(curves), alt, image(figure), third=False)
+    return Picture("Early recognition", _observed_caption(curves), alt, figures.image(figure), third=False)
 
 
 def _draw_observed(figure: Figure, runs: Mapping[str, Observed | None]) -> list[tuple[Line2D, str]]:
@@ -61,10 +50,10 @@ def _draw_observed(figure: Figure, runs: Mapping[str, Observed | None]) -> list[
     for i, (label, run) in enumerate(runs.items()):
         if run is None:
             continue
-        names.append((Line2D([], [], markersize=5, **series(i)), label))
+        names.append((Line2D([], [], markersize=5, **figures.series(i)), label))
         for curve, style in ((run.observed, CLIP), (run.anytime, STREAM)):
             percents = [100 * point.fraction for point in curve]
-            axes.plot(percents, finite(point.of("top1") for point in curve), **style, **series(i))
+            axes.plot(percents, figures.finite(point.of("top1") for point in curve), **style, **figures.series(i))
     axes.set(xlabel=_X, ylabel=_Y, xlim=(0, 103))
     low, high = axes.get_ylim()
     axes.set_ylim(max(0.0, low), min(103.0, high))
@@ -75,8 +64,11 @@ def _kinds(runs: Sequence[Observed]) -> list[tuple[Line2D, str]]:
     """Return the legend's entries for the two kinds of curves, if there are both."""
     if not any(run.anytime for run in runs):
         return []
-    clip = Line2D([], [], color=GREY, marker="o", markersize=5)
-    return [(clip, "a clip of the part"), (Line2D([], [], color=GREY, marker="o", **STREAM), "the stream so far")]
+    clip = Line2D([], [], color=figures.GREY, marker="o", markersize=5)
+    return [
+        (clip, "a clip of the part"),
+        (Line2D([], [], color=figures.GREY, marker="o", **STREAM), "the stream so far"),
+    ]
 
 
 def _observed_caption(runs: Sequence[Observed]) -> str:

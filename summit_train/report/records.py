@@ -18,20 +18,11 @@ from summit_train.core.files import read_file
 from summit_train.core.run_log import METRICS_FILE, Replay, number
 from summit_train.core.text import from_json, show
 from summit_train.evaluation.measures import Measures, measures_of
-from summit_train.report.results import (
-    BASELINE_FILE,
-    OBSERVED_FILE,
-    Baseline,
-    BestCheckpoint,
-    Checked,
-    ClipsPerClass,
-    FinalEval,
-    Observed,
-)
+from summit_train.report import results
 from summit_train.spec.catalog import is_foreign
 from summit_train.spec.source import parse_mapping
 
-Result = TypeVar("Result", bound=Checked)
+Result = TypeVar("Result", bound=results.Checked)
 
 RUN_FILES = ("spec.yaml", "plan.json", METRICS_FILE, "eval.json", "environment.json")
 RUN_MARKS = ("spec.yaml", METRICS_FILE)  # of a run folder
@@ -78,8 +69,8 @@ class RunRecord:
         return {key: value for key, value in self._plan.items() if key != "clips_per_class"}
 
     @cached_property
-    def clips_per_class(self) -> ClipsPerClass | None:
-        return self._parsed(ClipsPerClass, self._plan.get("clips_per_class"), "plan.json: clips_per_class")
+    def clips_per_class(self) -> results.ClipsPerClass | None:
+        return self._parsed(results.ClipsPerClass, self._plan.get("clips_per_class"), "plan.json: clips_per_class")
 
     @cached_property
     def environment(self) -> dict[str, Any]:
@@ -95,29 +86,29 @@ class RunRecord:
         return measures_of(kind, number(self.setting("model", "num_classes")), own)
 
     @cached_property
-    def final(self) -> FinalEval | None:
+    def final(self) -> results.FinalEval | None:
         """The run's own evaluation, eval.json."""
         return self._result("eval.json")
 
     @cached_property
-    def others(self) -> dict[str, FinalEval]:
+    def others(self) -> dict[str, results.FinalEval]:
         """The evaluations in `evals`, by other keys or of other checkpoints, by name."""
         names = sorted(file.parent.name for file in self.path.glob("evals/*/eval.json"))
-        results = {name: self._result(f"evals/{name}/eval.json") for name in names}
-        return {name: result for name, result in results.items() if result is not None}
+        found = {name: self._result(f"evals/{name}/eval.json") for name in names}
+        return {name: result for name, result in found.items() if result is not None}
 
     @cached_property
-    def best(self) -> BestCheckpoint | None:
+    def best(self) -> results.BestCheckpoint | None:
         """The checkpoint that checkpoint.keep_best keeps."""
-        return self._parsed(BestCheckpoint, self._json("checkpoints/best.json"), "checkpoints/best.json")
+        return self._parsed(results.BestCheckpoint, self._json("checkpoints/best.json"), "checkpoints/best.json")
 
     @cached_property
-    def baseline(self) -> Baseline | None:
-        return self._parsed(Baseline, self._json(BASELINE_FILE), BASELINE_FILE)
+    def baseline(self) -> results.Baseline | None:
+        return self._parsed(results.Baseline, self._json(results.BASELINE_FILE), results.BASELINE_FILE)
 
     @cached_property
-    def observed(self) -> Observed | None:
-        return self._parsed(Observed, self._json(OBSERVED_FILE), OBSERVED_FILE)
+    def observed(self) -> results.Observed | None:
+        return self._parsed(results.Observed, self._json(results.OBSERVED_FILE), results.OBSERVED_FILE)
 
     @cached_property
     def steps_per_epoch(self) -> float | None:
@@ -170,8 +161,8 @@ class RunRecord:
             self._problems.append(f"{name}: has wrong values, left out ({_reason(error)})")
             return None
 
-    def _result(self, name: str) -> FinalEval | None:
-        found = self._parsed(FinalEval, self._json(name), name)
+    def _result(self, name: str) -> results.FinalEval | None:
+        found = self._parsed(results.FinalEval, self._json(name), name)
         main = f"{self.measures.main.key}_mean"
         # null: the videos say nothing about the measure
         if found is not None and found.of(main) is None and (found.model_extra or {}).get(main, "") is not None:

@@ -255,15 +255,15 @@ def has_repeats(points: Sequence[Point]) -> bool:
 
 
 def as_values(sweep: Sweep, rows: Sequence[Row]) -> dict[str, Any]:
-    """Return rows, points and the number of runs in each state as one JSON object."""
+    """Return rows, points, these as text, and the number of runs in each state as one JSON object."""
     points = sweep_points(sweep, rows)
     return {
         "sweep": sweep.name,
         "folder": str(sweep.folder),
-        "axis": sweep.x or "batch",
         "states": {state: sum(row["state"] == state for row in rows) for state in STATES},
         "runs": list(rows),
         "points": [one | {"noise_scale": one["noise_scale"] and asdict(one["noise_scale"])} for one in points],
+        "table": _table_of_points(sweep, points),
     }
 
 
@@ -294,10 +294,14 @@ def tables(sweep: Sweep, rows: Sequence[Row]) -> str:
             "note": row["note"],
         }
         of_runs.append(cells)
-    points = sweep_points(sweep, rows)
-    if not has_repeats(points):
-        return str(TextTable.of_records(of_runs))
-    of_points = [
+    of_points = _table_of_points(sweep, sweep_points(sweep, rows))
+    return "\n\n".join(str(TextTable.of_records(table)) for table in (of_runs, of_points) if table)
+
+
+def _table_of_points(sweep: Sweep, points: Sequence[Point]) -> list[dict[str, str]]:
+    """Return the points for people; none unless some have several runs."""
+    main = sweep.measures.main
+    return [
         {
             "curve": point["curve"],
             **({sweep.x: show(point["x"])} if sweep.x else {}),
@@ -313,8 +317,8 @@ def tables(sweep: Sweep, rows: Sequence[Row]) -> str:
             "noise scale": NONE if point["noise_scale"] is None else point["noise_scale"].text,
         }
         for point in points
+        if has_repeats(points)
     ]
-    return f"{TextTable.of_records(of_runs)}\n\n{TextTable.of_records(of_points)}"
 
 
 def _others(sweep: Sweep, row: Row | Point) -> dict[str, str]:
