@@ -16,9 +16,8 @@ from summit_train.data.manifest.clip import Clip
 from summit_train.evaluation.fuse import RunScores, check_match
 from summit_train.evaluation.scores import Scores
 
-_RESAMPLES = 1000
-_FEWEST = 100
-_MOST_SCORES = 300_000_000  # in all resamples
+_RESAMPLES = 1000  # but 100 of more scores than this
+_MOST_SCORES = 1_000_000
 
 
 class Paired(NamedTuple):
@@ -72,9 +71,8 @@ def compare(first: RunScores, second: RunScores) -> Paired:
         counts = (int((right & ~others).sum()), int((others & ~right).sum()))
         return Paired(videos, *counts, mcnemar(*counts))
     draw = rng.key(0, "bootstrap")
-    resamples = max(_FEWEST, min(_RESAMPLES, _MOST_SCORES // first.scores.scores.size))
     gains = []
-    for _ in range(resamples):
+    for _ in range(_RESAMPLES if first.scores.scores.size <= _MOST_SCORES else _RESAMPLES // 10):
         chosen = draw.integers(videos, size=videos)
         gains.append(_rows(second.scores, chosen).value("map") - _rows(first.scores, chosen).value("map"))
     if np.isnan(gains).all():

@@ -219,14 +219,8 @@ def trust_ratios(runs: Sequence[RunRecord]) -> Picture | None:
     return canvas.picture("Trust ratio", "Thin: each layer. Thick: the median of the layers.")
 
 
-def classes(runs: Sequence[RunRecord]) -> Picture | None:
-    """Shade the main measure of each class by the epoch of the validation; of more than 30, the lowest at the end.
-
-    Of several runs there is none.
-    """
-    if len(runs) > 1:
-        return None
-    [run] = runs
+def classes(run: RunRecord) -> Picture | None:
+    """Shade the main measure of each class by the epoch of the validation; of more than 30, the lowest at the end."""
     evals = [one for one in run.log.evals if one.classes and len(one.classes) == len(run.log.evals[-1].classes)]
     if not evals:
         return None
@@ -250,16 +244,15 @@ def classes(runs: Sequence[RunRecord]) -> Picture | None:
     return canvas.picture("Classes", f"{each} Sorted by the last, lowest first.{some}")
 
 
-def ranks(runs: Sequence[RunRecord]) -> Picture | None:
+def ranks(run: RunRecord) -> Picture | None:
     """Draw each rank's own time over the median of the ranks, by window, and mark those that were named as slow.
 
-    Of several runs there is none, and of a run of fewer than three ranks, or of less than a window.
+    None of a run of fewer than three ranks, or of less than a window.
     """
-    if len(runs) > 1 or not runs[0].log.rank_times:
+    if not run.log.rank_times:
         return None
-    [run] = runs
     canvas = Canvas([run], "rank")
-    num_ranks = _num_ranks(run)
+    num_ranks = max(len(one.compute_s) for one in run.log.rank_times)
     edges, ratios = _cells(run)
     colours = LinearSegmentedColormap.from_list("slow", ["#ffffff", figures.PALETTE[1], "#5c2a00"])
     rows = np.linspace(-0.5, num_ranks - 0.5, len(ratios) + 1)
@@ -268,14 +261,15 @@ def ranks(runs: Sequence[RunRecord]) -> Picture | None:
     canvas.figure.colorbar(mesh, ax=canvas.axes, extend="max", ticks=[1, 1.3, 1.6, 2]).set_label("times the median")
     named = {slow.rank: slow for slow in run.log.slow_ranks if slow.rank < num_ranks}  # again after a resume
     for slow in named.values():
-        canvas.axes.plot(
-            canvas.positions(run, [slow.step]), [slow.rank], clip_on=False, color=figures.PALETTE[0], **_MARK
-        )
-    for slow in list(named.values())[:_MOST_NAMED]:
-        label = f"rank {slow.rank} on {slow.host}: {slow.part.replace('_', ' ')}, named at step {slow.step:,}"
-        canvas.entries.append((Line2D([], [], color=figures.PALETTE[0], **_MARK), label))
+        step = canvas.positions(run, [slow.step])
+        canvas.axes.plot(step, [slow.rank], clip_on=False, color=figures.PALETTE[0], **_MARK)
+    labels = [
+        f"rank {slow.rank} on {slow.host}: {slow.part.replace('_', ' ')}, named at step {slow.step:,}"
+        for slow in list(named.values())[:_MOST_NAMED]
+    ]
     if (more := len(named) - _MOST_NAMED) > 0:
-        canvas.entries.append((Line2D([], [], color=figures.PALETTE[0], **_MARK), f"{more:,} more"))
+        labels.append(f"{more:,} more")
+    canvas.entries += [(Line2D([], [], color=figures.PALETTE[0], **_MARK), label) for label in labels]
     canvas.axes.grid(visible=False)
     canvas.axes.set_ylim(rows[0], rows[-1])
     canvas.axes.yaxis.set_major_locator(MaxNLocator(integer=True))
@@ -283,14 +277,10 @@ def ranks(runs: Sequence[RunRecord]) -> Picture | None:
     return canvas.picture("Ranks", own)
 
 
-def _num_ranks(run: RunRecord) -> int:
-    return max(len(one.compute_s) for one in run.log.rank_times)
-
-
 def _cells(run: RunRecord) -> tuple[list[int], Floats]:
     """Return the edges of the windows, in steps, and the ratios to the median, (ranks, windows)."""
     steps = [one.step for one in run.log.rank_times]
-    num_ranks = _num_ranks(run)
+    num_ranks = max(len(one.compute_s) for one in run.log.rank_times)
     ratios = np.full((num_ranks, len(steps)), np.nan)  # a run that was resumed may have had fewer ranks
     for i, one in enumerate(run.log.rank_times):
         own = np.array([sum(parts) for parts in zip(one.compute_s, one.data_wait_s, strict=False)])
@@ -335,12 +325,13 @@ FIGURES: tuple[Callable[[Sequence[RunRecord]], Picture | None], ...] = (
     ).draw,
     trust_ratios,
     observed_picture,
-    classes,
-    ranks,
 )  # fmt: skip
 
 
 def pictures(runs: Sequence[RunRecord]) -> list[Picture]:
-    """Draw what these runs have data for."""
+    """Draw what these runs have data for; classes and ranks of one run alone."""
     with figures.house_style():
-        return [picture for draw in FIGURES if (picture := draw(runs)) is not None]
+        drawn = [draw(runs) for draw in FIGURES]
+        if len(runs) == 1:
+            drawn += [classes(runs[0]), ranks(runs[0])]
+        return [picture for picture in drawn if picture is not None]

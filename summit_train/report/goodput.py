@@ -14,15 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from summit_train.core.run_log import (
-    CheckpointRecord,
-    DoneRecord,
-    EvalRecord,
-    LogLostRecord,
-    StartRecord,
-    StepRecord,
-    number,
-)
+from summit_train.core import run_log
 from summit_train.core.text import duration, percent
 from summit_train.report.records import RunRecord
 
@@ -68,16 +60,16 @@ def restarts(run_path: Path) -> list[str]:
 
 def time_spent(run: RunRecord) -> TimeSpent | None:
     """Add up the seconds by kind; None without a step, and for a log of a version that wrote no times."""
-    log = [record for record in run.log.records if not isinstance(record, DoneRecord | LogLostRecord)]
-    while log and isinstance(log[-1], StartRecord):  # such as that of a job that only evaluates
+    log = [record for record in run.log.records if not isinstance(record, run_log.DoneRecord | run_log.LogLostRecord)]
+    while log and isinstance(log[-1], run_log.StartRecord):  # such as that of a job that only evaluates
         log.pop()
-    times = [time for record in log if (time := number(record.time)) is not None]
-    if not run.log.steps or len(times) < len(log) or not isinstance(log[0], StartRecord):
+    times = [time for record in log if (time := run_log.number(record.time)) is not None]
+    if not run.log.steps or len(times) < len(log) or not isinstance(log[0], run_log.StartRecord):
         return None
     began = dict[int, float]()
     jobs = dict[int, str | None]()
     for i, record in enumerate(log):
-        if isinstance(record, StartRecord):
+        if isinstance(record, run_log.StartRecord):
             began[i] = times[i] - (record.startup_s or 0.0)
             if record.job is not None and record.job.isdecimal() and record.job not in jobs.values():
                 began[i] = min(began[i], float(record.job))  # of the script: the ranks may have failed before a record
@@ -91,10 +83,12 @@ def time_spent(run: RunRecord) -> TimeSpent | None:
             in_jobs += gap
         else:
             between += gap
-    all_steps = sum(number(record.step_s) or 0.0 for record in log if isinstance(record, StepRecord))
-    steps = sum(number(step.step_s) or 0.0 for step in run.log.steps if not step.skipped)
-    checkpoints = sum(number(record.seconds) or 0.0 for record in log if isinstance(record, CheckpointRecord))
-    validations = sum(record.seconds or 0.0 for record in log if isinstance(record, EvalRecord))
+    all_steps = sum(run_log.number(record.step_s) or 0.0 for record in log if isinstance(record, run_log.StepRecord))
+    steps = sum(run_log.number(step.step_s) or 0.0 for step in run.log.steps if not step.skipped)
+    checkpoints = sum(
+        run_log.number(record.seconds) or 0.0 for record in log if isinstance(record, run_log.CheckpointRecord)
+    )
+    validations = sum(record.seconds or 0.0 for record in log if isinstance(record, run_log.EvalRecord))
     known = all_steps + checkpoints + validations + startup + in_jobs + between
     other = max(0.0, times[-1] - began[0] - known)
     return TimeSpent(steps, all_steps - steps, checkpoints, validations, startup, in_jobs, between, other)

@@ -182,10 +182,13 @@ class RunRecord:
     def _json(self, name: str) -> dict[str, Any]:
         text = self._text(name)
         try:
-            return _object(text) if text else {}
+            value = from_json(text) if text else {}
+            why = "" if isinstance(value, dict) else "not a JSON object"
         except ValueError as error:
-            self._problems.append(f"{name}: unreadable, left out ({error})")
-            return {}
+            why = str(error)
+        if why:
+            self._problems.append(f"{name}: unreadable, left out ({why})")
+        return {} if why else value
 
 
 def read_runs(directories: Sequence[str | Path]) -> list[RunRecord]:
@@ -215,13 +218,6 @@ def _check_is_run(path: Path) -> None:
     if path not in runs:
         hint = f"give the runs within it: {' '.join(map(str, runs[:8]))}" if runs else "give run_dir/name of a spec"
         raise UserError(f"{path}: not a run, it has neither spec.yaml nor metrics.jsonl; {hint}")
-
-
-def _object(text: str) -> dict[str, Any]:
-    value = from_json(text)
-    if not isinstance(value, dict):
-        raise ValueError("not a JSON object")
-    return value
 
 
 def _reason(error: ValueError) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -20,18 +19,9 @@ from summit_train.evaluation.scores import probabilities
 from summit_train.report.confusion import Classes
 from summit_train.report.figures import GREY, PALETTE, drawable, finite, house_style, image, log_ticks, series
 from summit_train.report.noise import Measured
+from summit_train.sweep import status
 from summit_train.sweep.grid import Sweep, is_number, joined_name
-from summit_train.sweep.status import (
-    Point,
-    Row,
-    add_note,
-    as_values,
-    by_setting,
-    has_repeats,
-    read_rows,
-    sweep_points,
-    tables,
-)
+from summit_train.sweep.status import Point, Row
 
 _MOST_CLASSES = 1000  # of a matrix
 
@@ -40,16 +30,16 @@ def write_sweep(sweep: Sweep, jobs: Mapping[str, tuple[str, str]]) -> list[Row]:
     """Write tables, accuracy.png and .svg, and with folds clips.csv and `confusion_files`; return the rows."""
     # Runs that end together all do this. One lock covers reading and writing: no run writes older results over newer.
     with locked(sweep.folder / "lock"):
-        rows = read_rows(sweep, jobs)
+        rows = status.read_rows(sweep, jobs)
         drawn = dict[str, bytes]()
         if any(run.fold for run in sweep.runs):
             scored = read_folds(rows)
             write_text(sweep.folder / "clips.csv", csv_text(clip_table(sweep, scored)))
             drawn |= confusion_files(sweep, rows, scored)
-        write_text(sweep.folder / "table.txt", tables(sweep, rows) + "\n")
+        write_text(sweep.folder / "table.txt", status.tables(sweep, rows) + "\n")
         columns = dict.fromkeys(key for row in rows for key in row)  # another task has measures of its own
         write_text(sweep.folder / "table.csv", csv_text([columns, *(map(row.get, columns) for row in rows)]))
-        write_json(sweep.folder / "table.json", as_values(sweep, rows))
+        write_json(sweep.folder / "table.json", status.as_values(sweep, rows))
         if (figure := draw_accuracy(sweep, rows) or draw_runs(sweep, rows)) is not None:
             with house_style():
                 drawn |= {f"accuracy.{kind}": image(figure, kind) for kind in ("png", "svg")}
@@ -79,7 +69,7 @@ def read_folds(rows: Sequence[Row]) -> dict[str, RunScores]:
             run = read_run(row["run"])
             check_classes(first or run, run)
         except UserError as error:
-            add_note(row, str(error))
+            status.add_note(row, str(error))
             continue
         scored[row["name"]] = run
         if first is None or not first.class_names:
@@ -100,8 +90,9 @@ def clip_table(sweep: Sweep, scored: Mapping[str, RunScores]) -> list[list[objec
             continue
         scores = scored[run.name].scores
         likely = probabilities(scores.scores, scores.kind)
+        hot = scores.hot
         for number, clip in enumerate(scored[run.name].clips):
-            labels = ";".join(name for name, is_one in zip(classes, scores.hot[number], strict=True) if is_one)
+            labels = ";".join(name for name, is_one in zip(classes, hot[number], strict=True) if is_one)
             prediction: list[object] = [""] * (1 + len(classes))
             if scores.is_read[number]:
                 prediction = [classes[likely[number].argmax()], *(f"{share:.6f}" for share in likely[number])]
@@ -115,10 +106,12 @@ def confusion_files(sweep: Sweep, rows: Sequence[Row], scored: Mapping[str, RunS
     confusion.csv: a row for each setting and true class, a column for each predicted one. A clip counts once for each
     seed.
     """
-    groups = [[row for _, row in group] for group in by_setting(sweep, rows)]
+    groups = [[row for _, row in group] for group in status.by_setting(sweep, rows)]
+    points = [(point["curve"], point["x"]) for point in status.sweep_points(sweep, rows)]
+    labels = [joined_name([("", curve), (sweep.x or "batch", x)]).removeprefix("_") for curve, x in points]
     files = dict[str, bytes]()
     table: list[list[object]] = []
-    for label, group in zip(setting_labels(sweep, rows), groups, strict=True):
+    for label, group in zip(numbered(labels, "{}_{}") if len(groups) > 1 else [""], groups, strict=True):
         runs = [scored[row["name"]] for row in group if row["name"] in scored]
         if not runs or runs[0].scores.kind != "softmax" or len(runs[0].class_names) > _MOST_CLASSES:
             continue
@@ -134,14 +127,6 @@ def confusion_files(sweep: Sweep, rows: Sequence[Row], scored: Mapping[str, RunS
     return files | ({"confusion.csv": csv_text(table).encode("utf-8", "replace")} if table else {})
 
 
-def setting_labels(sweep: Sweep, rows: Sequence[Row]) -> list[str]:
-    """Return a name of each setting that is safe in a file's name; empty where there is one setting."""
-    points = sweep_points(sweep, rows)
-    axis = sweep.x or "batch"
-    names = [joined_name([("", point["curve"]), (axis, point["x"])]).removeprefix("_") for point in points]
-    return numbered(names, "{}_{}") if len(names) > 1 else [""]
-
-
 def draw_accuracy(sweep: Sweep, rows: Sequence[Row]) -> Figure | None:
     """Draw the main measure of the finished runs against the sweep's axis. None without two positions on it.
 
@@ -150,7 +135,7 @@ def draw_accuracy(sweep: Sweep, rows: Sequence[Row]) -> Figure | None:
     scale at the smallest batch at which it is clear.
     """
     done = [row for row in rows if row["state"] == "done" and (sweep.x or row["global_batch"])]
-    every = [point for point in sweep_points(sweep, rows) if sweep.x or point["global_batch"]]
+    every = [point for point in status.sweep_points(sweep, rows) if sweep.x or point["global_batch"]]
     words = {_word(point["x"]): point["x"] for point in every}
     # A number has its own position on the axis, other values follow one another.
     is_numeric = all(map(is_number, words.values()))
@@ -188,7 +173,7 @@ def draw_runs(sweep: Sweep, rows: Sequence[Row]) -> Figure | None:
 
     Bars: the 95 % interval of top-1. Line and band: mean and standard deviation over the folds, else over the seeds.
     """
-    points = sweep_points(sweep, rows)
+    points = status.sweep_points(sweep, rows)
     main = sweep.measures.main
     done = [row for row in rows if row["state"] == "done" and row[main.key] is not None]
     if len(points) > 1 or len(done) < 2:
@@ -204,9 +189,10 @@ def draw_runs(sweep: Sweep, rows: Sequence[Row]) -> Figure | None:
             of_seed = [row for row in done if seed in (None, row["seed"])]
             x = finite(ticks.index(row[axis]) + 0.15 * (i - (len(seeds) - 1) / 2) for row in of_seed)
             y = finite(row[main.key] for row in of_seed)
-            bars = np.array([_interval(row) for row in of_seed]).T
+            is_measured = main.key == "top1" and all(row["videos"] for row in of_seed)
+            bounds = np.array([interval(row["top1"], row["videos"]) for row in of_seed]).T if is_measured else y
             label = "runs" if seed is None else f"seed {seed}"
-            axes.errorbar(x, y, abs(bars - y), **series(i), capsize=3, linestyle="", label=label)
+            axes.errorbar(x, y, abs(bounds - y), **series(i), capsize=3, linestyle="", label=label)
             if any(row["baseline"] is not None for row in of_seed):
                 baselines = finite(row["baseline"] for row in of_seed)
                 axes.plot(x, baselines, "_", color=GREY, markersize=14, label="" if i else "baseline")
@@ -221,11 +207,6 @@ def draw_runs(sweep: Sweep, rows: Sequence[Row]) -> Figure | None:
         caption.append(f"Line and band: mean and standard deviation (n - 1) over {over}.")
         _finish(sweep, axes, f"{sweep.name}: accuracy of each {axis}", "\n".join(caption))
     return figure
-
-
-def _interval(row: Row) -> tuple[float, float]:
-    is_known = row["top1"] is not None and row["videos"]
-    return interval(row["top1"], row["videos"]) if is_known else (math.nan, math.nan)
 
 
 def _finish(sweep: Sweep, axes: Axes, title: str, caption: str) -> None:
@@ -259,7 +240,7 @@ def _draw_curve(axes: Axes, i: int, name: str, points: Sequence[Point], key: str
     curve = sorted((point for point in points if point["curve"] == name), key=lambda point: point["position"])
     batches = finite(point["position"] for point in curve)
     measured = finite(point[key] for point in curve)
-    error_of = f"{key}_std" if has_repeats(points) else "checkpoints_std"
+    error_of = f"{key}_std" if status.has_repeats(points) else "checkpoints_std"
     bars = finite(point[error_of] for point in curve)
     title = f", {drawable(name)}" if name else ""
     style = series(i) | {"capsize": 3}
@@ -284,7 +265,7 @@ def _draw_curve(axes: Axes, i: int, name: str, points: Sequence[Point], key: str
 
 def _caption(rows: Sequence[Row], done: Sequence[Row], points: Sequence[Point], measured_at: Sequence[int]) -> str:
     bars = "Bars: one standard deviation (n - 1) over the last checkpoints."
-    if has_repeats(points):
+    if status.has_repeats(points):
         fewest = min(point["done"] for point in points)
         most = max(point["done"] for point in points)
         what = "seed" if points[0]["folds"] == 0 else "run"

@@ -1,17 +1,4 @@
-"""Read a sweep file: one spec for each run, named by the keys in which the runs differ.
-
-name: batch_size
-base: ../kinetics/tsm_r50_8f.yaml     # spec that all runs share, relative to this file
-set: {schedule.epochs: 50}            # base keys that every run overrides
-grid: {model.arch: [tsm, tsn]}        # all combinations
-zip: {scale.gpus: [48, 96], nodes: [8, 16]}   # in step: 48 with 8, 96 with 16
-presets:                              # named groups of keys; all combinations with grid and zip
-  linear: {optimizer.base_lr: 0.01}
-  date: {extends: ../date.yaml, optimizer.base_lr: 0.02}   # a file's keys, then its own
-folds: folds/fold{1..5}               # each with data.train and data.val of folds/fold1/train.csv and val.csv, ...
-runs: [{name: baseline, scale.gpus: 6}]       # further runs
-at_once: 4                            # at most this many at the same time
-"""
+"""Read a sweep file (docs/sweeps.md): one spec for each run, named by the keys in which the runs differ."""
 
 from __future__ import annotations
 

@@ -67,13 +67,14 @@ def read_jobs(sweep: Sweep, site: Site | None, warn: Callable[[str], None]) -> d
             warn(f"the state of the jobs is unknown: {error}")
         for name, of_run in ids.items():
             jobs[name] += [(job_id, states.get(job_id, "unknown")) for job_id in of_run]
-    return {name: _last_job(of_run) for name, of_run in jobs.items() if of_run}
-
-
-def _last_job(jobs: Sequence[tuple[str, str]]) -> tuple[str, str]:
-    """Choose the (id, state) of a run's job: one that waits or runs, else the last that may, else the last."""
-    there = [job for job in jobs if job[1] in ("running", "queued")]
-    return there[0] if there else ([job for job in jobs if job[1] == "unknown"] or jobs)[-1]
+    last = dict[str, tuple[str, str]]()
+    for name, of_run in jobs.items():
+        # The first that waits or runs, else the last that may, else the last.
+        there = [job for job in of_run if job[1] in ("running", "queued")]
+        unknown = [job for job in of_run if job[1] == "unknown"]
+        if of_run:
+            last[name] = there[0] if there else (unknown or of_run)[-1]
+    return last
 
 
 def read_rows(sweep: Sweep, jobs: Mapping[str, tuple[str, str]] | None = None) -> list[Row]:
