@@ -73,10 +73,6 @@ class Confusion:
         counts[rows[inside], columns[inside]] = self.cells[inside, 2]
         return counts
 
-    def by_class(self, names: Sequence[str]) -> list[dict[str, Any]]:
-        """Return the object of each class for JSON: its name, its videos and its `percents`."""
-        return class_values(names, self.videos, self.percents)
-
 
 def class_values(
     names: Sequence[str], videos: NDArray[np.int64], columns: Mapping[str, NDArray[np.float64]]

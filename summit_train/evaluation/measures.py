@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from summit_train.core.own_parts import OwnPart
 from summit_train.core.text import listed, percent
-from summit_train.evaluation.confusion import Confusion
+from summit_train.evaluation.confusion import Confusion, class_values
 from summit_train.evaluation.scores import Scored, Scores
 from summit_train.spec import Spec, own_parts
 
@@ -127,7 +127,8 @@ class Measures:
         scores = scored.class_scores
         if scores is None or scores.kind != "softmax" or (self.num_classes or 0) > _MOST_CLASSES:
             return []
-        return Confusion.of([scores]).by_class(scores.names(names))
+        confusion = Confusion.of([scores])
+        return class_values(scores.names(names), confusion.videos, confusion.percents)
 
     def text(self, values: Mapping[str, Any]) -> str:
         """Return `top-1 73.81 %  top-5 91.20 %`, of eval.json `top-1 73.81 +- 0.05 %  top-5 91.20 %`."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 import numpy as np
 
@@ -20,28 +19,29 @@ _RESAMPLES = 1000  # but 100 of more scores than this
 _MOST_SCORES = 1_000_000
 
 
-class Paired(NamedTuple):
-    """The comparison of two runs. videos: that both scored. only_first, only_second: right in one alone (top-1).
+def compare(first: RunScores, second: RunScores) -> str:
+    """Say how two runs differ on the videos that both scored, of one class a video in top-1, else in mAP.
 
-    p: of McNemar's exact test, the chance of such a difference or a larger one between equally good networks. low,
-    high: of several labels per video, the 95 % interval of the second's mAP minus the first's by bootstrap, in points.
+    Raises UserError where they have other classes or labels, or no video in common.
     """
-
-    videos: int
-    only_first: int = 0
-    only_second: int = 0
-    p: float | None = None
-    low: float | None = None
-    high: float | None = None
-
-    def text(self, first: str, second: str) -> str:
-        """Return a sentence. first, second: the names of the runs."""
-        both = f"{counted(self.videos, 'video')} scored by both runs"
-        if self.p is None:
-            bounds = f"{self.low:+.2f} to {self.high:+.2f} points"
-            return f"{both}: mAP of {second} minus that of {first} {bounds} (95 %, bootstrap of the videos)"
-        alone = f"only {first} has {self.only_first:,} right, only {second} {self.only_second:,}"
-        return f"{both}: {alone}; p = {self.p:.2g} (McNemar's exact test)"
+    common = sorted(set(first.clips) & set(second.clips))
+    if not common:
+        raise UserError(f"{first.path} and {second.path} have no video in common")
+    first = _among(first, common)
+    second = _among(second, common)
+    check_match(first, second)
+    both = f"{counted(len(common), 'video')} scored by both runs"
+    if first.scores.kind == "softmax":
+        right = first.scores.right(1)
+        others = second.scores.right(1)
+        only_first = int((right & ~others).sum())
+        only_second = int((others & ~right).sum())
+        p = f"p = {mcnemar(only_first, only_second):.2g} (McNemar's exact test)"
+        return f"{both}: only {first.name} has {only_first:,} right, only {second.name} {only_second:,}; {p}"
+    if not first.scores.labels.any():
+        raise UserError(f"{first.path} and {second.path} have no label on the videos that they have in common")
+    bounds = "{:+.2f} to {:+.2f} points".format(*gain(first.scores, second.scores))
+    return f"{both}: mAP of {second.name} minus that of {first.name} {bounds} (95 %, bootstrap of the videos)"
 
 
 def mcnemar(only_first: int, only_second: int) -> float:
@@ -56,29 +56,15 @@ def mcnemar(only_first: int, only_second: int) -> float:
     return min(1.0, 2 * tail * largest)
 
 
-def compare(first: RunScores, second: RunScores) -> Paired:
-    """Compare two runs. Raises UserError where they have other classes or labels, or no video in common."""
-    common = sorted(set(first.clips) & set(second.clips))
-    if not common:
-        raise UserError(f"{first.path} and {second.path} have no video in common")
-    first = _among(first, common)
-    second = _among(second, common)
-    check_match(first, second)
-    videos = len(common)
-    if first.scores.kind == "softmax":
-        right = first.scores.right(1)
-        others = second.scores.right(1)
-        counts = (int((right & ~others).sum()), int((others & ~right).sum()))
-        return Paired(videos, *counts, mcnemar(*counts))
+def gain(first: Scores, second: Scores) -> tuple[float, float]:
+    """Return the 95 % interval of the second's mAP minus the first's, in points, by bootstrap of their videos."""
     draw = rng.key(0, "bootstrap")
     gains = []
-    for _ in range(_RESAMPLES if first.scores.scores.size <= _MOST_SCORES else _RESAMPLES // 10):
-        chosen = draw.integers(videos, size=videos)
-        gains.append(_rows(second.scores, chosen).value("map") - _rows(first.scores, chosen).value("map"))
-    if np.isnan(gains).all():
-        raise UserError(f"{first.path} and {second.path} have no label on the videos that they have in common")
+    for _ in range(_RESAMPLES if first.scores.size <= _MOST_SCORES else _RESAMPLES // 10):
+        rows = draw.integers(len(first.videos), size=len(first.videos))
+        gains.append(_rows(second, rows).value("map") - _rows(first, rows).value("map"))
     low, high = np.nanpercentile(gains, [2.5, 97.5])
-    return Paired(videos, low=float(low), high=float(high))
+    return float(low), float(high)
 
 
 def _among(run: RunScores, clips: Sequence[Clip]) -> RunScores:

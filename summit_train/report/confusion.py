@@ -38,7 +38,7 @@ class Classes:
 
     @property
     def rows(self) -> list[tuple[str, ...]]:
-        return class_rows(self.confusion.by_class(self.names))
+        return class_rows(class_values(self.names, self.confusion.videos, self.confusion.percents))
 
     @property
     def _wrong(self) -> NDArray[np.int64]:

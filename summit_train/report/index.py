@@ -154,6 +154,9 @@ def _values(run: RunRecord) -> Row:
     scores = [value for one in (final.checkpoints if final else log.evals) if (value := one.of(main.key)) is not None]
     low, high = (final and final.interval(main)) or (None, None)
     last = log.evals[-1] if log.evals else None
+    hosts = run.environment.get("hosts")  # of the last job
+    is_known = isinstance(hosts, Mapping | list) and len({start.ranks for start in log.starts}) <= 1
+    host_seconds = len(hosts or ()) * log.seconds if is_known else 0.0
     return {
         "name": run.label,
         "state": _state(run),
@@ -167,7 +170,7 @@ def _values(run: RunRecord) -> Row:
         "lr": number(run.plan.get("peak_lr")),
         "global_batch": number(run.plan.get("global_batch")),
         "clips_per_second": run.clips_per_second,
-        "node_hours": _node_hours(run),
+        "node_hours": host_seconds / 3600 if host_seconds else None,
         "started": moment(log.starts[0].time) if log.starts else None,
         "remarks": "; ".join([*(f"{name} is missing" for name in run.missing), *run.notes]),
         "low": low,
@@ -186,10 +189,3 @@ def _state(run: RunRecord) -> str:
     if is_locked(run.path / "lock"):
         return "running"
     return "stopped" if (run.path / "stopped").exists() else "unfinished"
-
-
-def _node_hours(run: RunRecord) -> float | None:
-    hosts = run.environment.get("hosts")  # of the last job
-    if not isinstance(hosts, Mapping | list) or not hosts or len({start.ranks for start in run.log.starts}) > 1:
-        return None
-    return len(hosts) * run.log.seconds / 3600 if run.log.seconds else None

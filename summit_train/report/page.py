@@ -7,6 +7,7 @@ scripts and requests.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -75,8 +76,8 @@ def read_section(run: RunRecord) -> DetectionSection | None:
 def comparison(first: RunRecord, second: RunRecord) -> list[str]:
     """Compare two runs on the videos that both scored, by their last checkpoints, and note other losses and data."""
     try:
-        runs = [read_run(str(run.path)) for run in (first, second)]
-        notes = [compare(*runs).text(first.label, second.label)]
+        runs = [replace(read_run(str(run.path)), name=run.label) for run in (first, second)]
+        notes = [compare(*runs)]
         if runs[0].clips != runs[1].clips:
             notes.append(f"They scored {len(runs[0].clips):,} and {len(runs[1].clips):,} videos")
     except UserError as error:

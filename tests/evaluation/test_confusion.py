@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -13,6 +15,10 @@ NAN = float("nan")
 DASH = "\N{EM DASH}"
 SCORES = np.array([[9, 1, 0], [1, 9, 0], [1, 1, 0], [0, 2, 5], [0, 1, 7], [NAN, NAN, NAN]])
 FOUND = Scores(np.arange(6), np.array([0, 0, 0, 1, 2, 2]), SCORES, np.array([True] * 5 + [False]))
+
+
+def values(confusion: Confusion, names: str) -> list[dict[str, Any]]:
+    return class_values(names, confusion.videos, confusion.percents)
 
 
 def test_three_classes_of_which_one_is_never_right() -> None:
@@ -29,7 +35,7 @@ def test_three_classes_of_which_one_is_never_right() -> None:
     assert confusion.percents["f1"].tolist() == pytest.approx([80, 0, 50]) and confusion.macro_f1 == pytest.approx(
         130 / 3
     )
-    assert class_rows(confusion.by_class(("a", "b", "c"))) == [
+    assert class_rows(values(confusion, "abc")) == [
         ("b", "1", "0.0 %", "0.0 %", "0.0 %"),
         ("c", "2", "50.0 %", "50.0 %", "50.0 %"),
         ("a", "3", "100.0 %", "80.0 %", "66.7 %"),
@@ -46,10 +52,10 @@ def test_a_fold_with_one_class_has_no_figure_where_there_is_nothing_to_divide_by
         [200 / 3, 0]
     )
     assert confusion.macro_f1 == pytest.approx(100 / 3)
-    assert confusion.by_class("abc")[0] == {"name": "a", "videos": 0, "precision": None, "f1": None, "recall": None}
+    assert values(confusion, "abc")[0] == {"name": "a", "videos": 0, "precision": None, "f1": None, "recall": None}
     assert measures_of("softmax", 3).macro(one) == {"top1_macro_f1": pytest.approx(100 / 3)}
     unread = Confusion.of([Scores(np.arange(2), np.array([1, 1]), np.full((2, 2), NAN), np.zeros(2, bool))])
-    assert class_rows(unread.by_class("ab")) == [("b", "2", DASH, "0.0 %", "0.0 %")] and unread.macro_f1 == 0
+    assert class_rows(values(unread, "ab")) == [("b", "2", DASH, "0.0 %", "0.0 %")] and unread.macro_f1 == 0
 
 
 def test_several_sets_are_counted_together() -> None:
