@@ -39,10 +39,6 @@ class Confusion:
         pairs, numbers = np.unique((labels * size + predicted)[is_read], return_counts=True)
         return cls(np.bincount(labels, minlength=size), np.stack([*np.divmod(pairs, size), numbers], 1))
 
-    @property
-    def unread(self) -> int:
-        return int(self.videos.sum() - self.cells[:, 2].sum())
-
     @cached_property
     def percents(self) -> dict[str, NDArray[np.float64]]:
         """precision, f1 and recall of each class, (C,); NaN where there is nothing to divide by.
@@ -57,11 +53,6 @@ class Confusion:
         totals = {"precision": predicted, "f1": (predicted + self.videos) / 2, "recall": self.videos}
         with np.errstate(invalid="ignore"):
             return {key: np.asarray(100 * right / total) for key, total in totals.items()}
-
-    @property
-    def macro_f1(self) -> float:
-        """The mean of F1 over the classes that have one, percent: f1_score(average="macro") of scikit-learn."""
-        return float(np.nanmean(self.percents["f1"]))
 
     def among(self, chosen: Sequence[int]) -> NDArray[np.int64]:
         """Return the matrix of some classes: a row for each true one, a column for each predicted one."""

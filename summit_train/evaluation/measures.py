@@ -113,14 +113,18 @@ class Measures:
         return [None if math.isnan(value) else round(value, 2) for value in values]
 
     def macro(self, scored: Scored) -> dict[str, float]:
-        """Return the mean F1 of the classes of one class a video, percent, and of unequal classes their mean top-1."""
+        """Return the mean F1 of the classes of one class a video, percent, and of unequal classes their mean top-1.
+
+        F1: over the classes that are true or predicted, as f1_score(average="macro") of scikit-learn.
+        """
         scores = scored.class_scores
         if scores is None or scores.kind != "softmax":
             return {}
         confusion = Confusion.of([scores])
         known = confusion.videos[confusion.videos > 0]
-        means = {} if (known == known[0]).all() else {"top1_macro": float(np.nanmean(confusion.percents["recall"]))}
-        return means | {"top1_macro_f1": confusion.macro_f1}
+        means = {key: float(np.nanmean(confusion.percents[key])) for key in ("recall", "f1")}
+        macro = {} if (known == known[0]).all() else {"top1_macro": means["recall"]}
+        return macro | {"top1_macro_f1": means["f1"]}
 
     def classes(self, scored: Scored, names: Sequence[str]) -> list[dict[str, Any]]:
         """Return precision, F1 and recall of each class, of one class a video; of more than 1,000, []."""

@@ -80,7 +80,7 @@ class Classes:
 
     def caption(self) -> str:
         shown = len(self.most_confused())
-        unread = self.confusion.unread
+        unread = int(self.confusion.videos.sum() - self.confusion.cells[:, 2].sum())
         some = "" if shown == len(self.names) else f" The {shown} most confused of {len(self.names):,} classes."
         left_out = f" Left out, as they could not be read: {counted(unread, 'video')}." if unread else ""
         return f"Videos of {self.source}. Rows: true class, shaded by its share.{some}{left_out}"

@@ -276,7 +276,9 @@ def tables(sweep: Sweep, rows: Sequence[Row]) -> str:
         # The mean accumulation, as shares may be uneven.
         ranks = row["ranks"]
         share = f" = {ranks} x {round((row['virtual_gpus'] or 0) / ranks, 2):,g}" if ranks else ""
-        in_training = "" if row["final"] or row[main.key] is None else " (in training)"
+        measured = _measured(sweep, row)
+        if not row["final"] and row[main.key] is not None:
+            measured[main.name] += " (in training)"
         cells = {
             "run": row["name"],
             "state": row["state"],
@@ -286,10 +288,7 @@ def tables(sweep: Sweep, rows: Sequence[Row]) -> str:
             "frames": show(row["frames_per_batch"]),
             "peak LR": show(row["peak_lr"]),
             "step": f"{row['step']:,} of {row['total_steps']:,}" if row["total_steps"] else NONE,
-            "train top-1": percent(row["training_top1"]),
-            main.name: mean_std(row[main.key], row[f"{main.key}_std"]) + in_training,
-            **_others(sweep, row),
-            "baseline": percent(row["baseline"]),
+            **measured,
             "time": duration(row["seconds"]) if row["seconds"] else NONE,
             "job": row["job"] or NONE,
             "note": row["note"],
@@ -301,7 +300,6 @@ def tables(sweep: Sweep, rows: Sequence[Row]) -> str:
 
 def _table_of_points(sweep: Sweep, points: Sequence[Point]) -> list[dict[str, str]]:
     """Return the points for people; none unless some have several runs."""
-    main = sweep.measures.main
     return [
         {
             "curve": point["curve"],
@@ -310,11 +308,8 @@ def _table_of_points(sweep: Sweep, points: Sequence[Point]) -> list[dict[str, st
             "done": f"{point['done']} of {point['runs']}",
             "steps": show(point["total_steps"]),
             "peak LR": show(point["peak_lr"]),
-            "train top-1": mean_std(point["training_top1"], point["training_top1_std"]),
-            main.name: mean_std(point[main.key], point[f"{main.key}_std"]),
-            f"{main.name}, by clips": percent(point.get("top1_by_clips")),
-            **_others(sweep, point),
-            "baseline": mean_std(point["baseline"], point["baseline_std"]),
+            **_measured(sweep, point),
+            f"{sweep.measures.main.name}, by clips": percent(point.get("top1_by_clips")),
             "noise scale": NONE if point["noise_scale"] is None else point["noise_scale"].text,
         }
         for point in points
@@ -322,10 +317,11 @@ def _table_of_points(sweep: Sweep, points: Sequence[Point]) -> list[dict[str, st
     ]
 
 
-def _others(sweep: Sweep, row: Row | Point) -> dict[str, str]:
-    """Return name -> text of the measures besides the main one, a dash for one that says nothing about the run."""
+def _measured(sweep: Sweep, row: Row | Point) -> dict[str, str]:
+    """Return the measures as text, with deviations where they are known; a dash for one that says nothing."""
     shown = replace(sweep.measures, num_classes=row["num_classes"]).shown
-    return {
-        one.name: mean_std(row[one.key], row.get(f"{one.key}_std"), one.unit) if one in shown else NONE
-        for one in sweep.measures.every[1:]
-    }
+    known = [("training_top1", "train top-1", "%"), *((one.key, one.name, one.unit) for one in shown)]
+    texts = dict.fromkeys(("train top-1", *(one.name for one in sweep.measures.every)), NONE)
+    for key, name, unit in (*known, ("baseline", "baseline", "%")):
+        texts[name] = mean_std(row[key], row.get(f"{key}_std"), unit)
+    return texts
