@@ -32,24 +32,14 @@ class Mistake:
     film: Film
 
 
-@dataclass(frozen=True)
-class Mistakes:
-    """The mistakes, the most confident first, and why all pictures are missing (empty if some are shown)."""
-
-    rows: list[Mistake]
-    reason: str
-
-
-def read_mistakes(run: RunRecord) -> Mistakes | None:
-    """Read the mistakes of the last evaluated checkpoint; None without scores or for several labels a video."""
+def read_mistakes(run: RunRecord) -> list[Mistake]:
+    """Read the mistakes of the last evaluated checkpoint, the most confident first; [] for several labels a video."""
     found = read_scores(run, "softmax")
     if found is None:
-        return None
+        return []
     shares = probabilities(found.scores.scores, found.scores.kind)
     videos = Videos(run)
-    rows = [_mistake(found, shares, place, videos) for place in most_confident(found.scores, shares)]
-    has_none = rows and not any(row.film.uri for row in rows)
-    return Mistakes(rows, rows[0].film.reason if has_none else "")
+    return [_mistake(found, shares, place, videos) for place in most_confident(found.scores, shares)]
 
 
 def most_confident(scores: Scores, shares: NDArray[np.float64]) -> list[int]:
