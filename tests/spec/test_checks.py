@@ -8,7 +8,8 @@ import yaml
 from summit_train.core.errors import UserError
 from summit_train.spec import Spec, spec_from_tree
 from summit_train.spec.source import Tree, put
-from summit_train.spec.typed import ReadWith, Section, section_in
+from summit_train.spec.typed import BUILT_IN, OWN, ReadWith
+from tests.spec.test_identity import fields
 
 VIT = "model.arch=vit model.backbone=vit_s evaluate.short_side=224"
 MINE = "model.arch=a.py:net"
@@ -18,9 +19,8 @@ AVERAGING = "parallel.method=averaging evaluate.every_epochs=1"
 
 
 def _spec(words: str) -> Spec:
-    tree = Tree(
-        {"name": "t", "model": {"arch": "tsm", "num_classes": 4}, "data": {"train": "a", "val": "b"}}, {(): "here"}
-    )
+    values = {"name": "t", "model": {"arch": "tsm", "num_classes": 4}, "data": {"train": "a", "val": "b"}}
+    tree = Tree(values, {(): "here"})
     for word in words.split():
         key, _, value = word.partition("=")
         put(tree, key, yaml.safe_load(value), "here")
@@ -86,13 +86,15 @@ def test_a_key_with_two_readers_is_refused_once() -> None:
 
 
 def test_every_key_with_a_reader_is_in_the_list() -> None:
-    def marked(section: type[Section], prefix: str) -> set[str]:
-        found = set()
-        for name, field in section.model_fields.items():
-            if any(isinstance(mark, ReadWith) for mark in field.metadata):
-                found.add(prefix + name)
-            inner = section_in(field.annotation)
-            found |= marked(inner, f"{prefix}{name}.") if inner is not None else set()
-        return found
+    marked = {key for key, field in fields(Spec) if any(isinstance(mark, ReadWith) for mark in field.metadata)}
+    assert marked == {word.partition("=")[0].removesuffix(".mixup") for word, *_ in READ_WITH}
 
-    assert marked(Spec, "") == {word.partition("=")[0].removesuffix(".mixup") for word, *_ in READ_WITH}
+
+def test_a_reader_is_a_key_and_one_of_its_values() -> None:
+    by_key = dict(fields(Spec))
+    marks = [(key, mark) for key, field in by_key.items() for mark in field.metadata if isinstance(mark, ReadWith)]
+    assert len(marks) > 20
+    for key, mark in marks:
+        sibling = f"{key.rpartition('.')[0]}.{mark.key}"
+        reader = by_key[sibling if sibling in by_key else mark.key]
+        assert mark.value in (OWN, BUILT_IN) or f"'{mark.value}'" in repr(reader), key
