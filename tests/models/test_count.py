@@ -82,6 +82,10 @@ def test_the_papers_tables(arch: str) -> None:
         ("tsm", "resnet50", 8, 224, {"non_local": "original"}, 31_686_096, 54.94e9),
         ("i3d_3x1x1", "resnet50", 32, 224, {"non_local": "tsm"}, 35_401_936, 44.34e9),
         ("i3d_3x1x1", "resnet50", 32, 224, {"non_local": "original"}, 35_401_936, 41.26e9),
+        # VideoMAE, Table 6 and model zoo: 22, 87 and 305 M, 57, 180 and 597 G.
+        ("vit", "vit_s", 16, 224, {}, 22_033_936, 56.9e9),
+        ("vit", "vit_b", 16, 224, {}, 86_534_800, 180.3e9),
+        ("vit", "vit_l", 16, 224, {}, 304_270_736, 596.8e9),
         # TSM of five flow fields; AAVG's two streams, ten fields and pictures.
         ("tsm", "resnet50", 8, 224, {"in_channels": 10}, 24_349_584, 34.904e9),
         ("tsn", "resnet152", 1, 224, {"in_channels": 20, "classes": 101}, 58_404_069, 12.18e9),

@@ -20,16 +20,14 @@ VIEWS = {
 }
 
 
-def plain(x: torch.Tensor, num_frames: int, fold: int, direction: str) -> torch.Tensor:
+def shifted_by_hand(x: torch.Tensor, num_frames: int, fold: int, direction: str) -> torch.Tensor:
     """The definition, one frame and one channel at a time."""
     clips = x.reshape(-1, num_frames, *x.shape[1:])
+    sources = (1, -1) if direction == "both" else (-1,)
     rows = []
     for t in range(num_frames):
         for c in range(x.shape[1]):
-            if direction == "both":
-                source = t + 1 if c < fold else t - 1 if c < 2 * fold else t
-            else:
-                source = t - 1 if c < fold else t
+            source = t + sources[c // fold] if c < len(sources) * fold else t
             inside = 0 <= source < num_frames
             rows.append(clips[:, source, c] if inside else torch.zeros_like(clips[:, 0, c]))
     out = torch.stack(rows, dim=1)
@@ -56,7 +54,7 @@ def test_forward_and_gradient_equal_the_plain_loop(
     weight = torch.randn(x.shape, dtype=torch.double)  # the gradient's format is not always that of x
     fold = num_shifted_channels(channels, fraction)
     out = temporal_shift(ours, num_frames, fraction, direction)
-    expected = plain(theirs, num_frames, fold, direction)
+    expected = shifted_by_hand(theirs, num_frames, fold, direction)
     assert torch.equal(out, expected) and out.stride() == x.stride()
     (out * weight).sum().backward()
     (expected * weight).sum().backward()
@@ -76,7 +74,7 @@ def test_non_contiguous_input(view: object) -> None:
     x = view(torch.randn(8, 16, 4, 6))  # type: ignore[operator]
     before = x.clone()
     fold = num_shifted_channels(x.shape[1], 0.25)
-    assert torch.equal(temporal_shift(x, 4, 0.25), plain(x, 4, fold, "both"))
+    assert torch.equal(temporal_shift(x, 4, 0.25), shifted_by_hand(x, 4, fold, "both"))
     assert torch.equal(x, before)
 
 
@@ -86,7 +84,7 @@ def test_under_autocast_the_type_stays_what_the_convolution_gave() -> None:
         x = convolution(torch.randn(4, 3, 5, 5))
         out = temporal_shift(x, 4)
     assert out.dtype == torch.bfloat16
-    assert torch.equal(out, plain(x, 4, 1, "both"))
+    assert torch.equal(out, shifted_by_hand(x, 4, 1, "both"))
     out.float().sum().backward()
     assert convolution.weight.grad is not None
 
