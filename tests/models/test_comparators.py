@@ -10,15 +10,12 @@ from summit_train.models import VideoNetwork, build_model
 from summit_train.models.eco import Residuals
 from summit_train.models.x3d import SqueezeExcitation
 from tests.closeness import assert_near
+from tests.networks import random_network
 
 
 def network() -> VideoNetwork:
     """A narrow network in double, in evaluation mode: frames meet in convolutions alone."""
-    generator = torch.Generator().manual_seed(0)
-    model = build_model("slowfast", None, 16, 5, width=0.125, generator=generator)
-    with torch.no_grad():
-        model.fc.weight.normal_(generator=generator)
-    return model.double().eval()
+    return random_network("slowfast", None, 16).double().eval()
 
 
 def frames_that_reach(model: VideoNetwork, name: str, channels: slice = slice(None)) -> list[set[int]]:
@@ -57,7 +54,7 @@ def test_laterals_bring_the_frames_around_each_slow_one() -> None:
 
 
 def test_a_lateral_by_hand() -> None:
-    """norm(conv) at evaluation divides by sqrt(1 + 1e-5): out[s] = relu(sum over k of w[k] fast[8 s + k - 2])."""
+    """out[s] = relu(norm(sum over k of w[k] fast[8 s + k - 2]))."""
     lateral = network().lateral1
     slow = torch.randn(2, 8, 3, 4, 4, dtype=torch.double)
     fast = torch.randn(2, 8, 24, 4, 4, dtype=torch.double)
@@ -69,7 +66,7 @@ def test_a_lateral_by_hand() -> None:
     for s in range(3):
         taps = [(k, 8 * s + k - 2) for k in range(5) if 8 * s + k - 2 >= 0]
         total = sum(torch.einsum("oc,nchw->nohw", weight[..., k], fast[:, :, t]) for k, t in taps)
-        assert_near(joined[:, 8:, s], torch.relu(total) / (1 + 1e-5) ** 0.5, 1e-12)
+        assert_near(joined[:, 8:, s], torch.relu(lateral.bn(total.unsqueeze(2)).squeeze(2)), 1e-12)
 
 
 @pytest.mark.parametrize("number", [1, 2, 3, 4])

@@ -13,22 +13,14 @@ from summit_train.models.online import StreamNetwork, cache_shapes
 from summit_train.spec.checks import stream_problem
 from summit_train.spec.model_data import NetworkSpec
 from tests.closeness import assert_near
+from tests.networks import random_network
 
 FRAMES = 5
 
 
-def past_only(
-    backbone: str, *, dtype: torch.dtype = torch.float64, width: float = 0.125, **options: object
-) -> VideoNetwork:
-    """A narrow past-only TSM whose normalisations and classifier have weights that show in the logits."""
-    generator = torch.Generator().manual_seed(3)
-    model = build_model("tsm", backbone, FRAMES, 6, width=width, shift_direction="past", generator=generator, **options)  # type: ignore[arg-type]
-    for name, value in model.state_dict().items():
-        if value.dtype.is_floating_point and value.dim() == 1:
-            low, high = (0.5, 1.5) if name.endswith(("weight", "var")) else (-0.2, 0.2)
-            value.uniform_(low, high, generator=generator)
-    torch.nn.init.normal_(next(model.get_submodule(model.head).parameters()), generator=generator)
-    return model.to(dtype).eval()
+def past_only(backbone: str, *, dtype: torch.dtype = torch.float64, **options: object) -> VideoNetwork:
+    """A past-only TSM whose normalisations and classifier show in the logits."""
+    return random_network("tsm", backbone, FRAMES, 6, shift_direction="past", **options).to(dtype).eval()
 
 
 def frame_logits(model: VideoNetwork, clip: torch.Tensor) -> torch.Tensor:
