@@ -196,10 +196,10 @@ def test_the_forms_of_pool1(pool1: str, side: int, sees_odd: int) -> None:
     assert list(model.state_dict()) == list(build_model("i3d_3x1x1", "resnet50", 8, 5, width=0.125).state_dict())
 
 
-def test_bf16_logits_are_averaged_in_fp32() -> None:
-    model = random_network("tsm", "resnet18", 4)
+@pytest.mark.parametrize("arch", ["tsm", "trn"])
+def test_bf16_logits_are_summed_in_fp32(arch: str) -> None:
     with torch.autocast("cpu", torch.bfloat16):
-        assert model(clips(1, 4)).dtype == torch.float32
+        assert random_network(arch, "resnet18", 4)(clips(1, 4)).dtype == torch.float32
 
 
 def test_channels_and_initial_weights() -> None:

@@ -15,7 +15,6 @@ import torch
 from summit_train.models import VideoNetwork, build_model
 from summit_train.models.resnet import STAGES
 from summit_train.models.shift import TemporalShift
-from summit_train.models.weights import shift_taps
 from tests.closeness import assert_near
 from tests.networks import load, random_network
 
@@ -108,6 +107,7 @@ def _double(arch: str, backbone: str, num_frames: int, seed: int, **options: obj
         ("resnet50", {}),
         ("resnet50", {"shift_direction": "past", "shift_fraction": 0.3}),
         ("resnet50", {"shift_fraction": 0.25, "non_local": "tsm"}),
+        ("resnet50", {"shift_fraction": 0.0}),
         ("resnet101", {}),  # every second block
     ],
     ids=str,
@@ -152,14 +152,3 @@ def test_i3d_replace_from_plain_weights_is_inflated(tmp_path: Path, spec: dict) 
     kernel = flat.layer2[1].conv1.weight
     for tap in range(3):
         assert_near(inflated.layer2[1].conv1.weight[:, :, tap], kernel / 3, 1e-6)
-
-
-def test_taps_by_hand() -> None:
-    """Eight input channels, a quarter of them each way: 0, 1 from frame t+1, 2, 3 from t-1."""
-    kernel = torch.arange(1.0, 9.0).reshape(1, 8, 1, 1)
-    both = shift_taps(kernel, 0.25).flatten(2)[0].T.tolist()
-    assert both == [[0, 0, 3, 4, 0, 0, 0, 0], [0, 0, 0, 0, 5, 6, 7, 8], [1, 2, 0, 0, 0, 0, 0, 0]]
-    past = shift_taps(kernel, 0.25, "past").flatten(2)[0].T.tolist()
-    assert past == [[1, 2, 0, 0, 0, 0, 0, 0], [0, 0, 3, 4, 5, 6, 7, 8], [0] * 8]
-    none = shift_taps(kernel, 0.0).flatten(2)[0].T.tolist()
-    assert none == [[0] * 8, kernel.flatten().tolist(), [0] * 8]
