@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,22 +15,17 @@ from summit_train.optim.schedule import Schedule, peak_learning_rate
 
 
 @pytest.mark.parametrize(
-    ("global_batch", "peak"),
+    ("base_lr", "base_batch", "global_batch", "rule", "peak"),
     [
-        (8, 0.00125),  # "0.00125 for every 8 samples"
-        (96, 0.015),  # the baseline: 6 GPUs of 16 clips
-        (48 * 8, 0.06),
-        (1536 * 8, 1.92),  # "0.00125 k" of k = 1,536 GPUs
-        (6144 * 8, 7.68),
+        (0.00125, 8, 8, "linear", 0.00125),  # "0.00125 for every 8 samples"
+        (0.00125, 8, 96, "linear", 0.015),  # the baseline: 6 GPUs of 16 clips
+        (0.00125, 8, 1536 * 8, "linear", 1.92),  # "0.00125 k" of k = 1,536 GPUs
+        (0.1, 256, 1024, "sqrt", 0.2),
+        (0.1, 256, 1024, "none", 0.1),
     ],
 )
-def test_the_peak_is_the_papers(global_batch: int, peak: float) -> None:
-    assert peak_learning_rate(0.00125, 8, global_batch, "linear") == pytest.approx(peak, rel=1e-14)
-
-
-def test_the_other_rules() -> None:
-    assert peak_learning_rate(0.1, 256, 1024, "sqrt") == pytest.approx(0.2)
-    assert peak_learning_rate(0.1, 256, 1024, "none") == 0.1
+def test_the_peak_is_the_papers(base_lr: float, base_batch: int, global_batch: int, rule: Any, peak: float) -> None:
+    assert peak_learning_rate(base_lr, base_batch, global_batch, rule) == pytest.approx(peak, rel=1e-14)
 
 
 def _rates(schedule: Schedule, steps: int | None = None) -> list[float]:
@@ -49,6 +45,8 @@ def test_a_run_of_ten_steps_by_hand() -> None:
     [
         (Schedule(1.0, 6, 2, decay="none"), [0.5, 1, 1, 1, 1, 1]),
         (Schedule(1.0, 4, 4), [0.25, 0.5, 0.75, 1.0]),
+        # The floor of the linear decay is never above the peak.
+        (Schedule(1e-7, 4, 2, decay="linear"), [5e-8, 1e-7, 1e-7, 1e-7]),
         (Schedule(1.6, 6, 4, warmup="squared", decay="none"), [0.1, 0.4, 0.9, 1.6, 1.6, 1.6]),
         # (T - i) / (T - W) with i = 3, 4, 5, 6, the last one at the floor.
         (Schedule(1.0, 6, 2, decay="linear"), [0.5, 1, 0.75, 0.5, 0.25, 1e-6]),
@@ -61,10 +59,6 @@ def test_a_run_of_ten_steps_by_hand() -> None:
 )
 def test_shapes_by_hand(schedule: Schedule, expected: list[float]) -> None:
     assert _rates(schedule) == pytest.approx(expected, rel=1e-14)
-
-
-def test_the_floor_of_the_linear_decay_is_never_above_the_peak() -> None:
-    assert _rates(Schedule(1e-7, 4, 2, decay="linear")) == [5e-8, 1e-7, 1e-7, 1e-7]
 
 
 # DATE's worked example, section 3.6: LeNet on MNIST, 60,000 samples, 30 epochs; B_0 = 1,024 with LR 1.25e-3 and 2
@@ -156,10 +150,7 @@ def test_a_built_in_decay_is_reached_by_the_same_door(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        (
-            "Counts",
-            "Counts must return the same for the same input, got other factors; draw nothing, and keep no state",
-        ),
+        ("Counts", "Counts must return the same for the same input, got other factors; draw nothing, and keep no stat"),
         ("random_one", "random_one must return the same for the same input"),
         ("negative", r"negative must return a finite factor, 0 or more, got -0\.16\d+ at epoch 2$"),
         ("infinite", "infinite must return a finite factor, 0 or more, got inf at epoch 0"),
