@@ -33,6 +33,7 @@ SMALL = [
     ("x3d_m", None, 2),
     ("ir_csn", "resnet152", 8),
 ]
+NETWORKS = [*SMALL, ("vit", "vit_s", 4)]
 PLAIN = [("tsm", "resnet18", 4, False), ("i3d_3x1x1", "resnet50", 8, False), ("x3d_m", None, 2, False)]
 CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
@@ -153,7 +154,7 @@ def test_frames_are_not_copied_on_their_way_in(arch: str, backbone: str | None, 
     assert len(seen) >= 20 and all(seen)
 
 
-@pytest.mark.parametrize(("arch", "backbone", "num_frames"), [*SMALL, ("vit", "vit_s", 4)])
+@pytest.mark.parametrize(("arch", "backbone", "num_frames"), NETWORKS)
 def test_logits_and_gradients_do_not_depend_on_the_memory_format(
     arch: str, backbone: str | None, num_frames: int
 ) -> None:

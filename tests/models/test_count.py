@@ -14,6 +14,7 @@ from summit_train.models import VideoNetwork, build_model
 from summit_train.models.count import count
 from summit_train.models.fast import accelerate
 from summit_train.spec.catalog import ARCHITECTURES, BACKBONES
+from tests.held import kept
 
 # T per stage (the paper's Table 2), and compute/IO (Table 1); ResNet-50.
 TABLES = {
@@ -170,23 +171,6 @@ def test_layers_are_the_whole_network(arch: str) -> None:
             assert sum(layer.multiply_adds for layer in found.layers) == found.multiply_adds
 
 
-def kept_by_autograd(model: nn.Module, clip: torch.Tensor) -> tuple[int, int]:
-    """Distinct floats and 64-bit indices that a forward pass really keeps, but parameters and statistics."""
-    kept: tuple[dict[int, int], dict[int, int]] = {}, {}
-    parameters = {p.untyped_storage().data_ptr() for p in model.parameters()}
-
-    def pack(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        if tensor.dim() >= 2 and storage.data_ptr() not in parameters:
-            elements = storage.nbytes() // tensor.element_size()  # a view keeps all of it
-            kept[tensor.dtype == torch.int64][storage.data_ptr()] = elements
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        assert model(clip).requires_grad
-    return sum(kept[0].values()), sum(kept[1].values())
-
-
 def wide_under_autocast(model: nn.Module, clip: torch.Tensor) -> int:
     """Twice the results of softmaxes, in fp32 beside a copy of 16 bits, and once the inputs of layer norms, in fp32."""
     softmaxes, inputs, softmax = [0], [0], torch.softmax
@@ -241,9 +225,12 @@ def test_activations_are_what_autograd_keeps(
 
     with torch.device("meta"):
         found = count(built(), 32, 48)
-    floats, indices = kept_by_autograd(built(), torch.randn(1, t, 32, 48, 3).permute(0, 1, 4, 2, 3))
+    model, clip = built(), torch.randn(1, t, 32, 48, 3).permute(0, 1, 4, 2, 3)
+    with kept(model.parameters()) as noted:
+        assert model(clip).requires_grad
+    floats, indices = noted.elements(), noted.elements(indices=True)
     assert (found.kept_elements, found.index_elements) == (floats, indices)
-    wide = wide_under_autocast(built(), torch.randn(1, t, 32, 48, 3).permute(0, 1, 4, 2, 3))
+    wide = wide_under_autocast(model, clip)
     assert found.activation_bytes(2) == 2 * (floats + wide) + 8 * indices
     assert bool(wide) == (arch == "vit" or "non_local" in options)
 

@@ -47,7 +47,7 @@ def block(form: str, num_frames: int | None, channels: int = 6) -> NonLocal:
 
 
 def by_hand(made: NonLocal, x: torch.Tensor, form: str) -> torch.Tensor:
-    """Equations 5 and 6 on one volume (C, T, H, W), place by place."""
+    """Equations 5 and 6 on one volume (C, T, H, W)."""
     weights = {name: tensor.flatten(1) if tensor.dim() > 1 else tensor for name, tensor in made.state_dict().items()}
 
     def linear(name: str, places: torch.Tensor) -> torch.Tensor:
@@ -69,11 +69,8 @@ def by_hand(made: NonLocal, x: torch.Tensor, form: str) -> torch.Tensor:
 
     theta, phi, g = linear("theta", places(x)), projected("phi.0"), projected("g.0")
     scale = theta.shape[1] ** -0.5 if form == "original" else 1.0
-    rows = []
-    for i in range(len(theta)):
-        product = torch.stack([scale * (theta[i] * phi[j]).sum() for j in range(len(phi))]).exp()
-        rows.append((product / product.sum()) @ g)
-    y = linear("W.0", torch.stack(rows))
+    products = (scale * theta @ phi.T).exp()
+    y = linear("W.0", products / products.sum(1, keepdim=True) @ g)
     y = (y - weights["W.1.running_mean"]) / (weights["W.1.running_var"] + 1e-5).sqrt()
     return x + (y * weights["W.1.weight"] + weights["W.1.bias"]).T.reshape(x.shape)
 

@@ -21,7 +21,7 @@ from summit_train.models.video import freeze_trunk
 from summit_train.models.vit import SIDE, Attention, STAdapter, fixed_positions, resized
 from summit_train.training.exchange import split_buckets
 from tests.closeness import assert_near
-from tests.models.test_build import SMALL
+from tests.models.test_build import NETWORKS
 from tests.models.test_online import frame_logits, streamed
 from tests.models.test_shift import shifted_by_hand
 from tests.networks import load
@@ -400,7 +400,7 @@ def test_a_frozen_trunk_trains_adapters_and_classifier_alone() -> None:
     assert {name for name, parameter in model.named_parameters() if parameter.grad is not None} == trained
 
 
-@pytest.mark.parametrize(("arch", "backbone", "frames"), [*SMALL, ("vit", "vit_s", 4)])
+@pytest.mark.parametrize(("arch", "backbone", "frames"), NETWORKS)
 def test_every_architecture_has_a_trunk_that_freezes(arch: str, backbone: str | None, frames: int) -> None:
     with torch.device("meta"):
         model = build_model(arch, backbone, frames, 3, width=0.125)
