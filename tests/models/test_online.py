@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 
 from summit_train.models import VideoNetwork, build_model
 from summit_train.models.fast import accelerate
 from summit_train.models.online import StreamNetwork, cache_shapes
-from summit_train.spec.checks import stream_problem
-from summit_train.spec.model_data import NetworkSpec
 from tests.closeness import assert_near
 from tests.networks import random_network
 
@@ -88,21 +84,6 @@ def test_what_a_stream_cannot_be_made_of() -> None:
     fast.execution = accelerate(fast)
     with pytest.raises(ValueError, match="needs a plain network"):
         StreamNetwork(fast)
-
-
-def test_why_a_network_cannot_stream() -> None:
-    def why(arch: str, shift_direction: str = "both", **keys: Any) -> str | None:
-        values = {"arch": arch, "num_classes": 4, "shift_direction": shift_direction, **keys}
-        return stream_problem(NetworkSpec.model_validate(values))
-
-    assert why("tsm", "past") is None
-    assert why("tsn") is None
-    assert why("vit", "past", adapter="shift") is None
-    assert "next frame" in (why("tsm") or "")
-    assert "this vit cannot stream: its shift needs the next" in (why("vit", adapter="shift") or "")
-    assert all("whole clips" in (why("vit", "past", adapter=adapter) or "") for adapter in ("none", "st"))
-    assert "non-local" in (why("tsm", "past", non_local="tsm") or "")
-    assert "whole clips" in (why("i3d_3x1x1", "past") or "")
 
 
 def test_the_caches_shapes() -> None:

@@ -18,6 +18,8 @@ from summit_train.data.video.augment import mirrored_x
 from summit_train.models.precision import Normalise
 from summit_train.spec import DataSpec, Spec, dump_spec, load_spec, spec_from_values
 from summit_train.spec.catalog import ARCHITECTURES, BACKBONES, FLOW_ZERO, RGB, VIT_BACKBONES, flow
+from summit_train.spec.typed import BUILT_IN, OWN, ReadWith
+from tests.spec.test_identity import fields
 
 # Four lines: name 1, model 2, data 3, scale 4.
 TEXT = """name: t
@@ -90,6 +92,36 @@ def test_a_spec_is_accepted_or_refused_in_a_line(
     for override in overrides:
         line = line.removeprefix(f"override {override!r}: ")
     assert line.startswith(message.removesuffix("...")) if message.endswith("...") else line == message
+
+
+def test_keys_without_their_reader_are_refused_once_each(refused: Callable[..., list[str]]) -> None:
+    only_vit = "with model.arch tsm: only arch vit reads it"
+    assert refused("", "model.adapter=st", "model.positions=grid") == [
+        f"override 'model.adapter=st': model.adapter: must be none {only_vit}",
+        f"override 'model.positions=grid': model.positions: must be index {only_vit}",
+    ]
+    streamed = ("task=detection", "model.arch=tsn", "data.augment=whole", "evaluate.mode=stream", "evaluate.crops=full")
+    lines = refused("", *streamed, "model.non_local=tsm")
+    assert [line.split(": ")[1] for line in lines] == ["model.non_local", "evaluate.mode"]
+    assert lines[0].endswith("must be false with task detection: only task classification reads it")
+
+
+def test_every_key_with_a_reader_is_accepted_and_refused_in_the_list() -> None:
+    marked = {key for key, field in fields(Spec) if any(isinstance(mark, ReadWith) for mark in field.metadata)}
+    rows = _rows()
+    assert marked == {message.partition(":")[0] for _, message in rows if " reads it" in message} | {"model.non_local"}
+    accepted = " ".join(words for words, message in rows if not message)
+    assert [key for key in marked if f" {key}" not in f" {accepted}"] == []
+
+
+def test_a_reader_is_a_key_and_one_of_its_values() -> None:
+    by_key = dict(fields(Spec))
+    marks = [(key, mark) for key, field in by_key.items() for mark in field.metadata if isinstance(mark, ReadWith)]
+    assert len(marks) > 20
+    for key, mark in marks:
+        sibling = f"{key.rpartition('.')[0]}.{mark.key}"
+        reader = by_key[sibling if sibling in by_key else mark.key]
+        assert mark.value in (OWN, BUILT_IN) or f"'{mark.value}'" in repr(reader), key
 
 
 def test_parts_that_are_frozen_for_some_epochs_are_trained_in_the_last_one(load: Callable[..., Spec]) -> None:
