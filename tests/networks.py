@@ -1,4 +1,4 @@
-"""Networks for tests: random ones, weights that are loaded into them, and counts to compare with."""
+"""Networks for tests: random ones, clips for them, weights that are loaded into them, and counts to compare with."""
 
 from __future__ import annotations
 
@@ -44,3 +44,10 @@ def load(model: VideoNetwork, content: object, folder: Path, classes: Sequence[s
     """Load into a network what torch.save writes of `content`."""
     torch.save(content, folder / "w.pth")
     return load_pretrained(model, folder / "w.pth", classes)
+
+
+def clips(num_clips: int, num_frames: int, height: int = 32, width: int = 32) -> torch.Tensor:
+    """Random clips (N, T, 3, H, W) in double, as the data give them: frames stored (N, T, H, W, 3)."""
+    generator = torch.Generator().manual_seed(1)
+    stored = torch.randn(num_clips, num_frames, height, width, 3, dtype=torch.double, generator=generator)
+    return stored.permute(0, 1, 4, 2, 3)

@@ -14,7 +14,7 @@ from summit_train.models.fast import accelerate
 from summit_train.models.shift import TemporalShift, temporal_shift
 from summit_train.spec.catalog import ARCHITECTURES, BACKBONES, VIT_BACKBONES
 from tests.closeness import assert_near
-from tests.networks import random_network
+from tests.networks import clips, random_network
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 # The smallest network of each architecture, with its number of frames.
@@ -49,13 +49,6 @@ def converted(model: VideoNetwork) -> VideoNetwork:
 def stem(model: nn.Module) -> nn.Module:
     """The first convolution."""
     return next(module for module in model.modules() if isinstance(module, nn.Conv2d | nn.Conv3d))
-
-
-def clips(num_clips: int, num_frames: int, height: int = 32, width: int = 32) -> torch.Tensor:
-    """Float (N, T, 3, H, W) as the data give it: frames stored as uint8 (N, T, H, W, 3)."""
-    generator = torch.Generator().manual_seed(1)
-    stored = torch.randint(256, (num_clips, num_frames, height, width, 3), generator=generator)
-    return stored.float().div(64).sub(2).permute(0, 1, 4, 2, 3)
 
 
 @pytest.mark.parametrize("backbone", ["resnet18", "resnet50"])
@@ -137,7 +130,7 @@ def test_frames_are_not_copied_on_their_way_in(arch: str, backbone: str | None, 
     if fast:
         accelerate(converted(model))
     # With fewer than 16 clips torch takes, on one CPU thread, a 3D convolution that returns NCTHW.
-    clip = clips(16, num_frames, 16, 16)
+    clip = clips(16, num_frames, 16, 16).float()
     seen: list[bool] = []
 
     def note(module: nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
@@ -159,7 +152,7 @@ def test_logits_and_gradients_do_not_depend_on_the_memory_format(
     arch: str, backbone: str | None, num_frames: int
 ) -> None:
     model = random_network(arch, backbone, num_frames).double()
-    clip = clips(2, num_frames).double()
+    clip = clips(2, num_frames)
     model.reseed(0)
     logits = model(clip)
     logits.square().sum().backward()
@@ -175,7 +168,7 @@ def test_logits_and_gradients_do_not_depend_on_the_memory_format(
 @pytest.mark.parametrize("training", [True, False])
 def test_tsn_cannot_tell_the_order_of_frames(training: bool) -> None:
     """Equal to rounding: the same numbers are summed over T, in another order (hence double and 1e-12)."""
-    clip = clips(2, 4).double()
+    clip = clips(2, 4)
     logits = {}
     for arch in ("tsn", "tsm"):
         model = random_network(arch, "resnet18", 4).double().train(training)
@@ -200,7 +193,7 @@ def test_the_forms_of_pool1(pool1: str, side: int, sees_odd: int) -> None:
 @pytest.mark.parametrize("arch", ["tsm", "trn"])
 def test_bf16_logits_are_summed_in_fp32(arch: str) -> None:
     with torch.autocast("cpu", torch.bfloat16):
-        assert random_network(arch, "resnet18", 4)(clips(1, 4)).dtype == torch.float32
+        assert random_network(arch, "resnet18", 4)(clips(1, 4).float()).dtype == torch.float32
 
 
 def test_channels_and_initial_weights() -> None:

@@ -15,6 +15,7 @@ from summit_train.models.count import count
 from summit_train.models.fast import accelerate
 from summit_train.spec.catalog import ARCHITECTURES, BACKBONES
 from tests.held import kept
+from tests.networks import clips
 
 # T per stage (the paper's Table 2), and compute/IO (Table 1); ResNet-50.
 TABLES = {
@@ -225,7 +226,7 @@ def test_activations_are_what_autograd_keeps(
 
     with torch.device("meta"):
         found = count(built(), 32, 48)
-    model, clip = built(), torch.randn(1, t, 32, 48, 3).permute(0, 1, 4, 2, 3)
+    model, clip = built(), clips(1, t, 32, 48).float()
     with kept(model.parameters()) as noted:
         assert model(clip).requires_grad
     floats, indices = noted.elements(), noted.elements(indices=True)

@@ -12,6 +12,7 @@ from summit_train.models.fast import accelerate
 from summit_train.models.non_local import NonLocal
 from summit_train.models.video import freeze_norms, is_frozen
 from tests.closeness import assert_near
+from tests.networks import clips
 
 FORMS = ("tsm", "original")
 NETWORKS = [
@@ -29,12 +30,6 @@ def network(arch: str, backbone: str, num_frames: int, **options: object) -> Vid
     model = build_model(arch, backbone, num_frames, 5, width=0.125, generator=generator, **options).double()
     nn.init.normal_(model.fc.weight, generator=torch.Generator().manual_seed(1))
     return model
-
-
-def clips(num_frames: int, side: int = 32) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(2)
-    stored = torch.randn(2, num_frames, side, side, 3, dtype=torch.double, generator=generator)
-    return stored.permute(0, 1, 4, 2, 3)
 
 
 def block(form: str, num_frames: int | None, channels: int = 6) -> NonLocal:
@@ -98,7 +93,7 @@ def test_at_its_start_the_network_is_the_one_without(
     if fast:
         accelerate(without)
         accelerate(with_blocks)
-    clip = clips(num_frames)
+    clip = clips(2, num_frames)
     for training in (True, False):
         expected = without.train(training)(clip)
         assert_near(with_blocks.train(training)(clip), expected, 1e-12)
@@ -166,5 +161,5 @@ def test_frames_stay_channels_last(form: str, fast: bool) -> None:
     for module in model.modules():
         if isinstance(module, NonLocal):
             module.register_forward_hook(lambda _m, _i, out: seen.append(out))
-    model(clips(2, 64))
+    model(clips(2, 2, 64, 64))
     assert len(seen) == 5 and all(out.is_contiguous(memory_format=torch.channels_last) for out in seen)

@@ -24,10 +24,11 @@ from tests.closeness import assert_near
 from tests.models.test_build import NETWORKS
 from tests.models.test_online import frame_logits, streamed
 from tests.models.test_shift import shifted_by_hand
-from tests.networks import load
+from tests.networks import clips, load
 
 Tensors = dict[str, torch.Tensor]
 FRAMES = 4
+CLIPS = (2, FRAMES, 32, 48)
 CPU = torch.device("cpu")
 
 
@@ -39,12 +40,6 @@ def random_vit(adapter: str = "none", seed: int = 0, frames: int = FRAMES, **opt
         low, high = (0.5, 1.5) if "norm" in name and name.endswith("weight") else (-0.3, 0.3)
         value.uniform_(low, high, generator=generator)
     return model.double().eval()
-
-
-def clips(number: int = 2, frames: int = FRAMES, height: int = 32, width: int = 48) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(1)
-    stored = torch.randn(number, frames, height, width, 3, dtype=torch.double, generator=generator)
-    return stored.permute(0, 1, 4, 2, 3)
 
 
 def test_attention_by_hand() -> None:
@@ -109,7 +104,7 @@ def test_logits_are_those_of_transformers_videomae(tmp_path: Path) -> None:
     ours = build_model("vit", "vit_s", FRAMES, 5, width=0.125).double().eval()
     report = load(ours, expected.state_dict(), tmp_path)
     assert {row.fate for row in report.rows} <= {"loaded", "counter"}
-    clip = clips(width=32)
+    clip = clips(2, FRAMES)
     # Their positions have the digits of float32.
     assert_near(ours(clip), expected(pixel_values=clip).logits, 1e-6)
 
@@ -316,7 +311,7 @@ def test_an_st_adapter_by_its_formula() -> None:
 def test_a_fresh_st_adapter_is_the_identity() -> None:
     generator = torch.Generator().manual_seed(0)
     model = build_model("vit", "vit_s", FRAMES, 5, width=0.125, adapter="st", generator=generator).double().eval()
-    clip = clips()
+    clip = clips(*CLIPS)
     expected = model(clip)
     for block in model.blocks:
         assert block.adapter.fc1.weight.any() and block.adapter.fc2.weight.any()
@@ -326,7 +321,7 @@ def test_a_fresh_st_adapter_is_the_identity() -> None:
 
 @torch.inference_mode()
 def test_a_past_only_shift_streams() -> None:
-    model, clip = random_vit("shift", shift_direction="past"), clips()
+    model, clip = random_vit("shift", shift_direction="past"), clips(*CLIPS)
     theirs = frame_logits(model, clip)
     assert theirs.std(0).min() > 1e-6 * theirs.abs().max(), "the frames differ"
     assert_near(streamed(model, clip), theirs, 1e-12)
@@ -335,7 +330,7 @@ def test_a_past_only_shift_streams() -> None:
 @torch.no_grad()
 def test_each_form_sees_what_it_should() -> None:
     """Joint attention sees the order of the frames; an image ViT with the shift sees it too, and one frame at most."""
-    clip = clips()
+    clip = clips(*CLIPS)
     changed = clip.clone()
     changed[:, -1] += 1
     assert (random_vit()(clip) - random_vit()(clip.flip(1))).abs().max() > 1e-3
@@ -363,12 +358,12 @@ def test_drop_path_takes_whole_clips_by_the_seed_and_grows_with_the_depth() -> N
     assert drop.eval()(x) is x and not any("drop" in name for name in model.state_dict())
 
 
-def test_recomputed_blocks_leave_out_the_same_clips() -> None:
+def test_recomputed_blocks_leave_out_the_same_clips(*CLIPS) -> None:
     kept, recomputed = (random_vit("shift", drop_path=0.9).train() for _ in range(2))
     recompute_blocks(recomputed)
     for model in (kept, recomputed):
         model.reseed(5)
-        model(clips(4)).square().sum().backward()
+        model(clips(4, FRAMES)).square().sum().backward()
     for (name, one), other in zip(kept.named_parameters(), recomputed.parameters(), strict=True):
         assert torch.equal(one.grad, other.grad), name
 
@@ -396,7 +391,7 @@ def test_a_frozen_trunk_trains_adapters_and_classifier_alone() -> None:
     assert sum(bucket.flat.numel() for bucket in split_buckets(model.parameters())) == sum(
         model.get_parameter(name).numel() for name in trained
     )
-    model(clips()).square().sum().backward()
+    model(clips(*CLIPS)).square().sum().backward()
     assert {name for name, parameter in model.named_parameters() if parameter.grad is not None} == trained
 
 

@@ -178,13 +178,10 @@ def test_ten_updates_are_those_of_torchs_with_its_defaults(solver: str) -> None:
 
 
 @needs_timm
-@pytest.mark.parametrize(
-    ("solver", "kind", "options"), [("lamb", "Lamb", {"max_grad_norm": None}), ("adamw", "AdamWLegacy", {})]
-)
-def test_ten_updates_are_timms(solver: str, kind: str, options: dict[str, Any]) -> None:
+def test_ten_updates_of_lamb_are_timms() -> None:
     model, twin = network(torch.float64), network(torch.float64)
-    timms = getattr(timm_module(f"optim.{solver}"), kind)(parameter_groups(twin, DECAY), lr=0.01, **options)
-    ours = _started(_spec(solver), model)
+    timms = timm_module("optim.lamb").Lamb(parameter_groups(twin, DECAY), lr=0.01, max_grad_norm=None)
+    ours = _started(_spec("lamb"), model)
     for step in range(10):
         _step(model, ours, step)
         _step(twin, timms, step)

@@ -16,7 +16,7 @@ from summit_train.models.fast import accelerate, execution
 from summit_train.models.fast.norm import FusedNorm
 from tests.closeness import assert_all_near, assert_near
 from tests.models.test_build import SMALL
-from tests.networks import random_network
+from tests.networks import clips, random_network
 
 ROOT = Path(__file__).resolve().parents[3]
 NETWORKS = [
@@ -37,7 +37,7 @@ def test_values_gradients_and_statistics_are_the_plain_networks(
     plain = random_network(arch, backbone, num_frames, dropout=0.2, **options)
     fast = copy.deepcopy(plain)
     accelerate(fast)
-    clip = torch.randn(2, num_frames, 40, 32, 3, dtype=torch.double).permute(0, 1, 4, 2, 3)
+    clip = clips(2, num_frames, 40)
     assert list(fast.state_dict()) == list(plain.state_dict())
     for weight in fast.parameters():
         form = {4: torch.channels_last, 5: torch.channels_last_3d}.get(weight.dim(), torch.contiguous_format)

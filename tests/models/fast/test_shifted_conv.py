@@ -16,6 +16,7 @@ from summit_train.models.shift import TemporalShift, num_shifted_channels
 from tests.closeness import assert_near
 from tests.held import held_bytes
 from tests.models.test_shift import SHAPES, VIEWS, shifted_by_hand
+from tests.networks import clips
 
 
 def convolution(
@@ -120,7 +121,7 @@ def test_autograd_saves_no_shifted_copy(backbone: str) -> None:
         if fast:
             accelerate(model)
         with held_bytes(model.parameters()) as held:
-            logits = model(torch.randn(1, 4, 64, 64, 3).permute(0, 1, 4, 2, 3))
+            logits = model(clips(1, 4, 64, 64).float())
         kept[name] = held[-1]
         assert logits.requires_grad
     assert kept["tsm"] == kept["2d"] < 0.97 * kept["plain"]
