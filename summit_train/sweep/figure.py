@@ -182,20 +182,22 @@ def draw_runs(sweep: Sweep, rows: Sequence[Row]) -> Figure | None:
     axis = "fold" if point["folds"] else "seed"
     ticks = list(dict.fromkeys(row[axis] for row in rows))
     seeds = list(dict.fromkeys(row["seed"] for row in done)) if point["folds"] else [None]
+    apart = min(0.15, 0.7 / len(seeds))
     with house_style():
         figure = Figure(figsize=(6.4, 4.2), layout="constrained")
         axes = figure.subplots()
         for i, seed in enumerate(seeds):
             of_seed = [row for row in done if seed in (None, row["seed"])]
-            x = finite(ticks.index(row[axis]) + 0.15 * (i - (len(seeds) - 1) / 2) for row in of_seed)
+            x = finite(ticks.index(row[axis]) + apart * (i - (len(seeds) - 1) / 2) for row in of_seed)
             y = finite(row[main.key] for row in of_seed)
             is_measured = main.key == "top1" and all(row["videos"] for row in of_seed)
             bounds = np.array([interval(row["top1"], row["videos"]) for row in of_seed]).T if is_measured else y
             label = "runs" if seed is None else f"seed {seed}"
             axes.errorbar(x, y, abs(bounds - y), **series(i), capsize=3, linestyle="", label=label)
-            if any(row["baseline"] is not None for row in of_seed):
-                baselines = finite(row["baseline"] for row in of_seed)
-                axes.plot(x, baselines, "_", color=GREY, markersize=14, label="" if i else "baseline")
+            baselines = finite(row["baseline"] for row in of_seed)
+            is_first = "baseline" not in axes.get_legend_handles_labels()[1]
+            if not np.isnan(baselines).all():
+                axes.plot(x, baselines, "_", color=GREY, markersize=14, label="baseline" if is_first else "")
         mean, std = point[main.key], point[f"{main.key}_std"]
         axes.axhline(mean, color=GREY, linewidth=1.0)
         if std is not None:
