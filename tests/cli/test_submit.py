@@ -22,7 +22,7 @@ COST = (
     "a b; $(touch x): 1 node of slurm_generic, 4 ranks\n"
     "  training  unknown: no measurement of this network; give --speed, clips a second of one rank\n"
     "  walltime  at least one job of 4:00; node-hours unknown without a speed, at most 24.0 with 5 requeues "
-    "(for more than a day: max_requeues, or --speed)\n"
+    "(another bound: max_requeues, or --speed)\n"
     "  output    {run}/job/*.out\n"
     '  mail      none; to get it, add to the profile: +directives: [{{option: "--mail-type=END,FAIL", why: mail}}]\n'
 )
