@@ -13,6 +13,7 @@ from pydantic_core import PydanticUndefined
 
 import summit_train
 from summit_train.__main__ import _COMMANDS, _parser, main
+from summit_train.cluster.site import load_site
 from summit_train.spec import load_spec
 from summit_train.spec.source import shipped_names
 from summit_train.sweep.grid import SweepFile, load_sweep
@@ -235,7 +236,11 @@ def test_the_rows_of_how_do_i_are_commands_and_keys(tmp_path: Path) -> None:
             words = shlex.split(text)[1:]
             _, left = _parser(words[:1])[0].parse_known_args(words)
             assert all("=" in word and not word.startswith("-") for word in left), text
-        elif re.match(r"\w+: ", text) and "site profile" not in condition:
+        elif "site profile" in condition:
+            profile = f"{_example('docs/clusters/sites.md')}comm: torch\nlauncher_options: []\n{text}\n"
+            (tmp_path / "site.yaml").write_text(profile)
+            assert load_site(tmp_path / "site.yaml").container is not None
+        elif re.match(r"\w+: ", text):
             (tmp_path / "spec.yaml").write_text(f"extends: base.yaml\n{text}\n")
             load_spec(tmp_path / "spec.yaml")
 
