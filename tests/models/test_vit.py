@@ -358,7 +358,7 @@ def test_drop_path_takes_whole_clips_by_the_seed_and_grows_with_the_depth() -> N
     assert drop.eval()(x) is x and not any("drop" in name for name in model.state_dict())
 
 
-def test_recomputed_blocks_leave_out_the_same_clips(*CLIPS) -> None:
+def test_recomputed_blocks_leave_out_the_same_clips() -> None:
     kept, recomputed = (random_vit("shift", drop_path=0.9).train() for _ in range(2))
     recompute_blocks(recomputed)
     for model in (kept, recomputed):
