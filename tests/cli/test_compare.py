@@ -10,7 +10,7 @@ import pytest
 from summit_train.data.manifest import ManifestRow, write_manifest
 from summit_train.data.manifest.reading import read_rows
 from summit_train.data.motion import MotionSet, write_motion_set
-from tests.worlds import Say, json_of, refused, stdout_of
+from tests.worlds import Say, json_of, stdout_of
 
 
 @pytest.fixture(scope="module")
@@ -55,16 +55,3 @@ def test_one_list_is_searched_for_clips_that_it_has_twice(lists: tuple[Path, Pat
     pairs = [(one["by"], Path(one["a"]["path"]).name, Path(one["b"]["path"]).name) for one in found["pairs"]]
     assert pairs == [("path", "train_000000.mp4", "train_000000.mp4"), ("sha256", "train_000001.mp4", "bytes.mp4")]
     assert found["clips"] == [10] and f"{both}: 4 of 10 clips here twice or more\n" in stdout_of(say(*words))
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("--near", "7"), "--near was removed: copies are found by path and by SHA-256; leave it out"),
-        (("--near",), "--near was removed"),
-        (("c.csv",), "LIST must be one list or two, got 3"),
-        (("--root", "x", "y", "z"), "--root must be one folder, or one for A and one for B, got 3"),
-    ],
-)
-def test_mistakes_exit_2(lists: tuple[Path, Path], say: Say, words: tuple[str, ...], message: str) -> None:
-    assert message in refused(say("data", "compare", *lists, *words))

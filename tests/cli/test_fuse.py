@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.scored_runs import CLIPS, FLOW, LABELS, RGB, write_scored_run
-from tests.worlds import Say, refused
+from tests.worlds import Say
 
 
 @pytest.fixture(autouse=True)
@@ -121,16 +121,3 @@ def test_two_regions_of_a_video_are_two_clips_in_files_and_packed(
         assert [scores[name].tolist() for name in ("left", "width")] == [[0, 8, 0], [20, 24, 0]]
     status, _, err = say("fuse", "files", "left")
     assert status == 2 and f"of 3 and 2 videos 2 match; left lacks {video} (24 x 20 pixels at 8, 12), and has" in err
-
-
-def test_mistakes(say: Say) -> None:
-    """tests/evaluation/test_fuse.py has those of the runs."""
-    Path("file").touch()
-    for words, part in (
-        (["rgb", "nowhere"], "nowhere: no such file or directory"),
-        (["rgb", "./rgb"], "is given twice"),
-        (["rgb", "flow", "--weights", "1"], "--weights must be one for each of the 2 runs in their order, got 1"),
-        (["rgb", "flow", "--out", "file"], "--out file: cannot be written"),
-    ):
-        assert part in refused(say("fuse", *words))
-    assert "not allowed with" in say("fuse", "rgb", "flow", "--softmax", "--logits")[2]

@@ -32,6 +32,7 @@ import yaml
 from matplotlib.figure import Figure
 
 from summit_train.__main__ import _parser, main
+from summit_train.data.video.encode import write_video
 from summit_train.models import build_model
 from tests.page_values import page_text, save_values
 from tests.run_directories import ENVIRONMENT
@@ -182,6 +183,26 @@ def help_words() -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
+def refusals() -> str:
+    """Return what each command of the golden file says of its mistake, before its work and without writing anything.
+
+    To add a refusal, add its line `$ summit-train ...` to that file, and write the files anew.
+    """
+    before = {path: path.lstat().st_mtime_ns for path in Path().rglob("*")}
+    text = ""
+    with pytest.MonkeyPatch.context() as patch:
+        for work in ("cli.predict.predict_videos", "inference.export.export.exported"):
+            patch.setattr(f"summit_train.{work}", None)
+        for words in re.findall(r"^\$ summit-train (.*)", (GOLDEN / "refusals.txt").read_text(encoding="utf-8"), re.M):
+            out, err, status = printed(words)
+            assert (out, status) == ("", 2) and err.startswith(("summit-train: ", "usage: ")), (words, out, err)
+            is_usage = err.startswith("usage: ")
+            reason = err.splitlines()[-1] if is_usage else err.removeprefix("summit-train: ").rstrip("\n")
+            text += f"$ summit-train {words}\n{reason}\n"
+    assert {path: path.lstat().st_mtime_ns for path in Path().rglob("*")} == before
+    return text
+
+
 def train_words() -> str:
     """Return what `train` printed, without times and speeds; a step that is not the last is only said of slow ones."""
     text = re.sub(r".*: step (?!9/9).*\n", "", Path("train.log").read_text(encoding="utf-8"))
@@ -207,6 +228,7 @@ WORDS: dict[str, Callable[[], str]] = {
     **{name: partial(transcript, name) for name in TRANSCRIPTS},
     **{name: partial(but_for_the_script, name) for name in ("submit", "sweep")},
     "report": report_words,
+    "refusals": refusals,
 }
 
 
@@ -252,6 +274,40 @@ def make(folder: Path) -> None:
     shutil.copytree(folder / "runs/words", folder / "runs/other")
     changed = (folder / "runs/other/spec.yaml").read_text().replace("name: words", "name: other")
     (folder / "runs/other/spec.yaml").write_text(changed)
+    make_what_is_refused(folder)
+
+
+def make_what_is_refused(folder: Path) -> None:
+    """Write files that are of no use to the commands of refusals.txt, and such as they must not replace."""
+    for name in ("set/jump/a.mp4", "set/walk/b.mp4", "video.mp4"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        write_video(folder / name, np.zeros((3, 16, 16, 3), np.uint8))
+    texts = {
+        "three.txt": "a\nb\nc\n",
+        "regions.csv": "path,label,left,top,width,height\nvideo.mp4,0,1,2,9,8\n",
+        "gone.csv": "path,label\n1.mp4,0\n2.mp4,1\n",
+        "train.html": "",
+        "site.yaml": (ROOT / "configs/sites/summit.yaml").read_text(encoding="utf-8"),
+        "machine.yaml": (ROOT / "configs/machines/ib_cluster.yaml").read_text(encoding="utf-8"),
+        "two.yaml": "grid: {seed: [0, 1]}",
+        "many_ranks.yaml": "grid: {seed: [0]}\nnodes: 3",
+        "many_gpus.yaml": "grid: {seed: [0], scale.gpus: [64]}",
+        "unknown.yaml": "grid: {sed: [0, 1]}",
+    }
+    for name, text in texts.items():
+        is_sweep = text.startswith("grid: ")
+        (folder / name).write_text(f"name: study\nbase: spec.yaml\n{text}\n" if is_sweep else text, encoding="utf-8")
+    for name in ("empty", "folder.json", "folder.mp4"):
+        (folder / name).mkdir()
+    (folder / "link.csv").symlink_to("train.csv")
+    os.mkfifo(folder / "pipe")
+    shutil.copytree(folder / "runs/other", folder / "without", ignore=shutil.ignore_patterns("*.pt*", "best.json"))
+    train = str(folder / "train.csv")
+    for words in (
+        ("split", train, str(folder / "folds"), "--folds", "3"),
+        ("pack", train, str(folder / "packed"), "--kind", "bytes", "--workers", "0"),
+    ):
+        assert main(["data", *words]) == 0
 
 
 def settle(run: Path) -> None:
