@@ -1,4 +1,4 @@
-"""The bytes that autograd holds between a forward and a backward pass."""
+"""What autograd holds between a forward and a backward pass: bytes over time, and elements of distinct tensors."""
 
 from __future__ import annotations
 
@@ -38,3 +38,30 @@ def held_bytes(parameters: Iterable[torch.Tensor]) -> Iterator[list[int]]:
 
     with torch.autograd.graph.saved_tensors_hooks(hold, lambda saved: saved.tensor):
         yield held
+
+
+class Kept:
+    """Elements of the distinct tensors that were noted: floats, and 64-bit indices; without those of one dimension."""
+
+    def __init__(self, parameters: Iterable[torch.Tensor]) -> None:
+        self._ignored = {parameter.untyped_storage().data_ptr() for parameter in parameters}
+        self._elements = Counter[tuple[bool, int]]()
+
+    def note(self, tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if tensor.dim() >= 2 and storage.data_ptr() not in self._ignored:
+            # A view keeps all of its storage.
+            key = (tensor.dtype == torch.int64, storage.data_ptr())
+            self._elements[key] = storage.nbytes() // tensor.element_size()
+        return tensor
+
+    def elements(self, *, indices: bool = False) -> int:
+        return sum(number for (is_index, _), number in self._elements.items() if is_index == indices)
+
+
+@contextmanager
+def kept(parameters: Iterable[torch.Tensor]) -> Iterator[Kept]:
+    """Note what autograd keeps in the block, but the parameters."""
+    noted = Kept(parameters)
+    with torch.autograd.graph.saved_tensors_hooks(noted.note, lambda tensor: tensor):
+        yield noted

@@ -8,8 +8,10 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+import numpy as np
+
 from summit_train.cli.evaluate import scoring
-from summit_train.core.errors import UserError
+from summit_train.core.errors import RunFailed, UserError
 from summit_train.core.files import read_file, write_json
 from summit_train.core.progress import watched
 from summit_train.core.result import Result, tell, warn
@@ -63,7 +65,14 @@ def run(args: argparse.Namespace) -> Result:
     if not found:  # not rank 0
         return Result()
     # The other ranks have left, and nothing watches a fit of minutes.
+    for which, scores in zip(datasets, found, strict=True):
+        bad = np.count_nonzero(~scores.is_read)
+        if bad > spec.data.max_bad_fraction * len(scores.is_read):
+            most = f"more than data.max_bad_fraction ({spec.data.max_bad_fraction:g})"
+            raise RunFailed(f"data.{which}: {bad} of {len(scores.is_read)} videos could not be read, {most}")
     train, val = found
+    if len(np.unique(train.labels[train.is_read])) < 2:
+        raise UserError(f"data.train must have videos of two classes or more, got one in {spec.data.train}")
     parts = parts_within(datasets["train"].manifest, train.videos[train.is_read], spec.seed)
     values, scores = baseline(train, val, parts, spec.model.num_classes)
     manifest = datasets["val"].manifest

@@ -30,7 +30,7 @@ _SETS = [(f"train{end}", f"{val}{end}") for end in (".csv", ".txt", "") for val 
 _PARTS = ("train", "training", "test", "testing", "val", "validation", "valid", "eval")  # no classes, where several
 _GPUS = 2
 _SHORT_EPOCH = 5_000  # clips; it is validated each time
-_DRIVERS = ("/dev/nvidiactl", "/dev/kfd")  # of GPUs
+_DRIVERS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")  # of GPUs; the last in WSL2
 # What a CPU trains in minutes: a tenth of ResNet-50's multiply-adds, on a quarter of the pixels.
 _FOR_A_CPU: dict[str, dict[str, Any]] = {
     "model": {"backbone": "mobilenet_v2"},
@@ -67,13 +67,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     held = "your videos: a folder for each class; or train and val of such folders, lists or packed sets; or one list"
     add("folder", metavar="DIR", help=held)
     base = f"shipped spec or preset that the spec extends, see `summit-train configs` [{_BASE}]"
-    add("--from", dest="base", metavar="NAME", default=_BASE, help=base)
+    add("--from", dest="base", metavar="NAME", help=base)
     add("--out", metavar="FILE", type=Path, help="spec to write, a new file [DIR's name, here]")
 
 
 def run(args: argparse.Namespace) -> Result:
     folder = _no_option(args.folder.rstrip("/") or "/")
-    base = args.base.removeprefix(SHIPPED)
+    base = (args.base or _BASE).removeprefix(SHIPPED)
     if (kind := ShippedFile.read(base).kind) not in ("spec", "preset"):
         raise UserError(f"--from must be a spec or a preset, got the {kind} {base}; try {_BASE}, as without --from")
     # A preset without a network is laid over the usual base.
@@ -89,7 +89,7 @@ def run(args: argparse.Namespace) -> Result:
     if found.folds and Path(os.path.realpath(folder)) in Path(os.path.realpath(out)).parents:
         raise UserError(f"{out}: must not be in {folder}, among the videos; run init in another folder, or give --out")
     values = _values(folder, found)
-    is_small = (base == _BASE or not has_network) and not any(map(os.path.exists, _DRIVERS))
+    is_small = args.base is None and not any(map(os.path.exists, _DRIVERS))
     if is_small:
         for section, keys in _FOR_A_CPU.items():
             values[section] = {**values.get(section, {}), **keys}
@@ -102,13 +102,12 @@ def run(args: argparse.Namespace) -> Result:
         wrong = f"{out}: cannot be written: {error.strerror}; try another folder with --out"
         raise UserError(exists if os.path.lexists(out) else wrong) from error
     source, spec = (_no_option(str(path)) for path in (found.manifest.source, out))
-    plan = ["plan", spec]
-    train = ["train", spec]
-    commands = [plan, train, ["predict", f"runs/{name}", found.val]]
+    commands = [["plan", spec], ["train", spec], ["predict", f"runs/{name}", found.val]]
     if found.folds:
-        commands = [["data", "split", source, folds, "--folds", str(found.folds)], plan, train]
+        commands = [["data", "split", source, folds, "--folds", str(found.folds)], *commands[:2]]
     what = f"{source}: {counted(len(found.manifest), 'clip')} of {len(found.manifest.class_names)} classes"
-    size = ["no GPU here: a small network on small frames, MobileNetV2 on 112 pixels"] if is_small else []
+    small = "no GPU here: a small network on small frames, MobileNetV2 on 112 pixels"
+    size = [f"{small}; for a machine with one: --from {_BASE}"] if is_small else []
     text = [what, *skipped_text(found.skipped), *size, f"wrote {out}; next:"]
     return Result([*text, *(f"  summit-train {shlex.join(words)}" for words in commands)])
 

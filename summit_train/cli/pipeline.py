@@ -78,12 +78,14 @@ def _read(args: argparse.Namespace, ranks: int) -> Inputs:
     if args.from_step is not None:
         if args.more_epochs is not None:
             raise UserError("--from must be used without --more-epochs; try schedule.epochs=N")
-        origin = Origin.asked(args.spec, args.from_step)
+        if not Path(args.spec).is_dir():
+            raise UserError(f"--from must be used with a run folder, got {args.spec}; try runs/NAME")
         source = run_spec(args.spec)
         begin = [f"run_dir={source.run_dir}", f"name={source.name}-from-{args.from_step}"]
         spec = load_spec(Path(args.spec) / "spec.yaml", [*begin, *args.overrides])
         if spec.run_path.absolute() == source.run_path.absolute():
             raise UserError(f"--from must be used with another name, got {spec.name}; try name=OTHER")
+        origin = Origin.asked(args.spec, source.run_path, args.from_step, spec.run_path)
         return read_inputs(spec, ranks, origin=origin)
     if args.more_epochs is None:
         return read_inputs(run_spec(args.spec, args.overrides), ranks)
@@ -161,7 +163,10 @@ def _stopped(run: Run, stop: StopRequest) -> Result:
 
     def record() -> None:
         run.writer.wait()
-        last = _still_there(spec, find_checkpoints(spec.run_path))[-1]
+        paths = find_checkpoints(spec.run_path)
+        if not paths and (origin := Origin.read(spec.run_path)) is not None:
+            paths = [Path(origin.checkpoint)]  # before its first own one
+        last = _still_there(spec, paths)[-1]
         # For the job script: a launcher that ends all ranks at the first one that leaves may hide their status.
         write_text(spec.run_path / "stopped", f"{last}\n")
         by = stop.signal or "a signal to another rank"

@@ -86,7 +86,7 @@ class Estimate:
             known = f"at least {jobs}; node-hours unknown without a speed,"
         known += f" at most {self.most_node_hours:,.1f} with {counted(self.max_requeues, 'requeue')}"
         if self.hours is None:
-            known += " (for more than a day: max_requeues, or --speed)"
+            known += " (another bound: max_requeues, or --speed)"
         has_queue = SCHEDULERS[self.scheduler].command is not None  # this machine has no walltime
         if has_queue:
             rows.append(("walltime", known))
@@ -165,7 +165,7 @@ def estimate(
     above the site's cap becomes a chain of jobs. speed: clips a second of one rank, in place of the site's figure.
     videos: the number in a validation, None if unknown. A scored clip counts as much as a trained one: it is decoded
     alike, though it has no backward pass. price: of a node-hour, in any currency. max_requeues: of the last job, by
-    default the site's, else twice the jobs and at least 3, or what a day has room for where the time is unknown.
+    default the site's, else twice the jobs and at least 3; where the time is unknown what a day has room for, 1 to 20.
     Raises UserError for more nodes than the site has and for an invalid speed, walltime, price or number of requeues.
     """
     if max_requeues is not None and max_requeues < 0:

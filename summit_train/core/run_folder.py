@@ -20,6 +20,7 @@ EXCLUDE_SLOW = "SUMMIT_TRAIN_EXCLUDE_SLOW"
 # The file in which a rank that fails leaves the reason: RUN/job/failure.BEGIN.RESTART, another for each start, so that
 # the ranks of an earlier one do not speak for this one. BEGIN: when the script began, in seconds since 1970.
 FAILURE = "SUMMIT_TRAIN_FAILURE"
+ORIGIN_FILE = "origin.json"  # the checkpoint of another run that this one begins with
 _MOST_WAITED_S = 100
 
 

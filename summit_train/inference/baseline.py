@@ -19,25 +19,28 @@ from torch import nn
 from torch.nn import functional
 
 from summit_train.core.errors import UserError
+from summit_train.core.progress import followed
 from summit_train.data.manifest import Manifest
 from summit_train.data.manifest.split import parts_of
 from summit_train.evaluation.measures import interval
 from summit_train.evaluation.scores import Scores
 from summit_train.evaluation.scoring import Scorer
 from summit_train.models import VideoNetwork
+from summit_train.models.trn import TRN
 
 STRENGTHS = tuple(10.0**power for power in range(-4, 3))  # C: the penalty is |W|^2 / 2C
 _FOLDS = 5
 
 
 class Features(nn.Module):
-    """The features of clips (N, T, C, H, W) by a network, (N, F): the input of its last linear layer."""
+    """The features of clips (N, T, C, H, W) by a network, (N, F): the input of its classifier's last linear layer."""
 
     def __init__(self, network: VideoNetwork) -> None:
         super().__init__()
-        head = f"{network.head}." if network.head else "no head"
-        named = [module for name, module in network.named_modules() if f"{name}.".startswith(head)]
-        linear = [module for module in named if isinstance(module, nn.Linear)]
+        # TRN's head relates what `fc` makes of each frame; both are trained with the classes.
+        name = "fc" if isinstance(network, TRN) else network.head
+        head = network.get_submodule(name) if name else nn.Identity()
+        linear = [module for module in head.modules() if isinstance(module, nn.Linear)]
         if not linear:
             raise UserError("the network must name its last linear layer as `head`; see docs/own_parts.md")
         self.width = linear[-1].in_features
@@ -137,7 +140,8 @@ def choose_strength(
     """
     part_of = np.asarray(parts)
     right = np.zeros(len(STRENGTHS))
-    for part in range(int(part_of.max()) + 1):
+    folds = int(part_of.max()) + 1
+    for part in followed(range(folds), folds, "folds fitted"):
         held_out = part_of == part
         basis = _Basis.of(features[~held_out])
         for number, strength in enumerate(STRENGTHS):

@@ -111,5 +111,5 @@ def our_names(
 
 
 def is_mmactions_resnet(names: Iterable[str]) -> bool:
-    """Return True for names, as a file has them, of mmaction2's ResNets, 2D or 3D."""
+    """True if these are names, as a file has them, of mmaction2's ResNets, 2D or 3D."""
     return any(re.search(r"(^|\.)backbone\.conv1\.conv\.", name) for name in names)

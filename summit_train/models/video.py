@@ -262,7 +262,7 @@ def freeze_trunk(network: VideoNetwork) -> None:
 
 
 def is_frozen(module: nn.Module) -> bool:
-    """Return True for a normalisation whose weight gets no gradient, or one without weight that is `frozen`."""
+    """True if a normalisation's weight gets no gradient; of one without weight, if it is marked `frozen`."""
     if not isinstance(module, _BatchNorm):
         return False
     return not module.weight.requires_grad if module.weight is not None else getattr(module, "frozen", False)

@@ -87,7 +87,7 @@ _FOREIGN = Architecture("a network of your own", (), norm_ends_branch=False)
 
 
 def is_foreign(arch: str) -> bool:
-    """Tell `package.module:callable` and `FILE.py:callable` from the names of the list."""
+    """True if an arch is not a name of the list, but `package.module:callable` or `FILE.py:callable`."""
     return ":" in arch
 
 

@@ -48,11 +48,12 @@ from summit_train.spec import Spec
 from summit_train.training.agreement import experiment_differences, experiment_of
 from summit_train.training.state import Extension, Origin
 
-# Keys that `train RUN --from STEP` may change: no weight depends on them, nor a state of the solver, but for a momentum
-# that becomes 0 or was 0, which the solver's state then refuses.
+# Keys that `train RUN --from STEP` may change: no weight depends on them, nor a state of the solver. Validations are
+# among the keys where an early stop depends on them.
 _MAY_CHANGE = re.compile(
     r"schedule\..*|loss\.(class_weights|label_smoothing)|optimizer\.(base_\w+|lr_scaling|weight_decay|momentum|clip_norm)"
-    r"|data\.(augment|balance|crop_scales|erase|flip|long_side|mix|rand_augment|short_side)"
+    r"|data\.(augment.*|balance|crop_scales|erase|flip|long_side|mix|rand_augment|short_side)"
+    r"|evaluate\.(every_epochs|measures.*)"
 )
 
 State = dict[str, Any]  # the content of a checkpoint
@@ -259,10 +260,8 @@ def starting_state(
                 raise UserError(f"model.pretrained: {error}") from error
             notes.append(f"pretrained: {report}")
         return {}, notes
-    wanted = experiment_of(spec, plan, train, model)
-    unknown = wanted.lists if train is None else ()
-    saved = {key: value for key, value in state.get("experiment", {}).items() if key not in unknown}
-    differing = experiment_differences(saved, wanted.values())
+    saved, wanted = _comparable(state, spec, plan, train, model)
+    differing = experiment_differences(saved, wanted)
     epochs = spec.schedule.epochs
     is_length = differing.keys() == {"schedule.epochs"}
     before = saved.get("schedule.epochs", epochs)
@@ -284,6 +283,16 @@ def starting_state(
     return state, [*notes, f"resumes from {path}"]
 
 
+def _comparable(
+    state: State, spec: Spec, plan: Plan, train: Dataset | None, model: VideoNetwork
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return a checkpoint's experiment and this run's; both without the fingerprints of lists that were not read."""
+    wanted = experiment_of(spec, plan, train, model)
+    unknown = wanted.lists if train is None else ()
+    saved = {key: value for key, value in state.get("experiment", {}).items() if key not in unknown}
+    return saved, wanted.values()
+
+
 def _state_of_origin(
     origin: Origin, spec: Spec, plan: Plan, train: Dataset | None, model: VideoNetwork
 ) -> tuple[State, list[str]]:
@@ -293,9 +302,16 @@ def _state_of_origin(
     """
     path = Path(origin.checkpoint)
     state = load_checkpoint(path, bound_of(model))
-    wanted = experiment_of(spec, plan, train, model).values()
-    differing = experiment_differences(state.get("experiment", {}), wanted)
-    if fixed := [text for key, text in differing.items() if not _MAY_CHANGE.fullmatch(key)]:
+    saved, wanted = _comparable(state, spec, plan, train, model)
+    differing = experiment_differences(saved, wanted)
+    # Without momentum, a solver has another state.
+    momenta = [values.get("optimizer.momentum") for values in (saved, wanted)]
+    fixed = [
+        text
+        for key, text in differing.items()
+        if not _MAY_CHANGE.fullmatch(key) or (key == "optimizer.momentum" and 0 in momenta)
+    ]
+    if fixed:
         raise UserError(f"--from {state['step']}: must keep its network, data, batch and solver: {'; '.join(fixed)}")
     if spec.parallel.method != "synchronous":
         raise UserError(f"--from must be used with parallel.method synchronous, got {spec.parallel.method}")

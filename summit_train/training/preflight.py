@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from summit_train.core.errors import UserError
-from summit_train.core.run_folder import find_checkpoints
+from summit_train.core.run_folder import ORIGIN_FILE, find_checkpoints
 from summit_train.plan import Plan
 from summit_train.spec import Spec
 
@@ -65,7 +65,7 @@ def start_notes(spec: Spec, plan: Plan, files: Files, sweep: Path | None = None)
 
         check_batch(spec)
     weights = spec.model.pretrained
-    if find_checkpoints(spec.run_path):  # the run takes its weights from them
+    if find_checkpoints(spec.run_path) or (spec.run_path / ORIGIN_FILE).exists():  # the run takes its weights from them
         is_fresh = sweep is not None
     else:
         is_made = weights is not None and sweep is not None and sweep.absolute() in Path(weights).absolute().parents

@@ -8,14 +8,20 @@ from typing import Any, TypeVar
 
 from summit_train.core.errors import UserError
 from summit_train.core.files import read_file, write_json
-from summit_train.core.run_folder import CheckpointError, checkpoint_path, find_checkpoints, measures_path, step_of
+from summit_train.core.run_folder import (
+    ORIGIN_FILE,
+    CheckpointError,
+    checkpoint_path,
+    find_checkpoints,
+    measures_path,
+    step_of,
+)
 from summit_train.core.saved import peek
 from summit_train.core.text import from_json
 from summit_train.spec import Spec, run_spec
 
 T = TypeVar("T")
 EXTENSION_FILE = "extension.json"
-ORIGIN_FILE = "origin.json"
 
 
 @dataclass(frozen=True)
@@ -126,15 +132,18 @@ class Origin:
         return _read(run_path / ORIGIN_FILE, cls)
 
     @classmethod
-    def asked(cls, path: str, step: int) -> Origin:
-        """Return the origin that `--from` names. Raises UserError where the run folder has no such checkpoint."""
-        if not Path(path).is_dir():
-            raise UserError(f"--from must be used with a run folder, got {path}; try runs/NAME")
-        run_path = run_spec(path).run_path
+    def asked(cls, path: str, run_path: Path, step: int, new_run: Path) -> Origin:
+        """Return the origin that `train PATH --from STEP` names for `new_run`; run_path: the folder of the run there.
+
+        Raises UserError unless that checkpoint exists, or the new run has begun with it and has checkpoints too.
+        """
+        origin = cls(str(checkpoint_path(run_path, step).absolute()))
+        former = cls.read(new_run)
+        has_begun = former is not None and former.checkpoint == origin.checkpoint and find_checkpoints(new_run)
         steps = [step_of(file) for file in find_checkpoints(run_path)]
-        if step not in steps:
+        if step not in steps and not has_begun:
             raise UserError(f"--from must be the step of a checkpoint of {path}, one of {steps}, got {step}")
-        return cls(str(checkpoint_path(run_path, step).absolute()))
+        return origin
 
 
 def _read(file: Path, kind: type[T]) -> T | None:

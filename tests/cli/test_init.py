@@ -81,7 +81,8 @@ def test_class_folders_are_split_planned_and_trained_as_printed(
     assert (status, err) == (0, "")
     assert out.splitlines()[:3] == [
         "my videos/a 'set': 24 clips of 4 classes",
-        "no GPU here: a small network on small frames, MobileNetV2 on 112 pixels", "wrote a_set.yaml; next:",
+        "no GPU here: a small network on small frames, MobileNetV2 on 112 pixels; for a machine with one: --from "
+        "tsm_finetune", "wrote a_set.yaml; next:",
     ]  # fmt: skip
     split, plan, train = _commands(out)
     assert (plan, train) == ("summit-train plan a_set.yaml", "summit-train train a_set.yaml")
@@ -187,6 +188,12 @@ def test_a_machine_with_a_gpu_gets_the_usual_network(
     assert "GPU" not in say("init", "set")[1]
     assert (load_spec("set.yaml").model.backbone, load_spec("set.yaml").data.crop) == ("resnet50", 224)
     assert "t.models.resnet50(" in (here / "set.yaml").read_text()
+
+
+def test_a_base_that_is_named_is_taken_without_a_gpu_too(say: Say, motion_set: Path, here: Path) -> None:
+    _lists(motion_set, here / "set", 8, "train.csv", "val.csv")
+    assert "GPU" not in say("init", "set", "--from", "tsm_finetune")[1]
+    assert (load_spec("set.yaml").model.backbone, load_spec("set.yaml").data.crop) == ("resnet50", 224)
 
 
 def test_a_preset_without_a_network_is_laid_over_the_usual_base(say: Say, motion_set: Path, here: Path) -> None:

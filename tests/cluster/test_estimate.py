@@ -87,11 +87,11 @@ def test_a_network_that_was_not_measured_has_no_estimate(key):
     rows = dict(_cost("tsm_r50_8f", 1, key, price=2.5, max_requeues=1).rows())
     assert "no measurement of this network; give --speed" in rows["training"]
     unknown = "at least one job of 2:00; node-hours unknown without a speed, at most 4.0 with 1 requeue"
-    unknown += " (for more than a day: max_requeues, or --speed)"
+    unknown += " (another bound: max_requeues, or --speed)"
     assert (rows["walltime"], rows["price"]) == (unknown, "unknown without a speed, at most 10.00, at 2.5 a node-hour")
     chain = dict(_cost("tsm_r50_8f", 2, key, "scale.gpus=12", walltime=300, max_requeues=0).rows())["walltime"]
     many = "at least a chain of 3 jobs of 2:00; node-hours unknown without a speed, at most 12.0 with 0 requeues"
-    assert chain == f"{many} (for more than a day: max_requeues, or --speed)"
+    assert chain == f"{many} (another bound: max_requeues, or --speed)"
 
 
 def test_the_speed_of_a_classifier_is_not_a_detectors():

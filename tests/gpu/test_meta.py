@@ -34,8 +34,7 @@ from summit_train.training.build import build_step
 from tests.gpu.autocast import IDLE, as_on_cuda, dispatched_as
 from tests.gpu.devices import batches_of
 from tests.gpu.operations import META, Operation, Operations, as_on_a_gpu
-from tests.gpu.test_memory import TOLERANCE
-from tests.gpu.test_syncs import OTHER_SOLVER, SYNCHRONOUS
+from tests.gpu.test_shipped import OTHER_SOLVER, SYNCHRONOUS, TOLERANCE
 from tests.worlds import ROOT, take_step
 
 # Without erasing, whose generator is the device's own.

@@ -29,6 +29,7 @@ from summit_train.spec.catalog import ARCHITECTURES
 from summit_train.training.step import LossScale
 from tests.gpu.devices import CPU, flat, on_devices, relative_error, tf32
 from tests.gpu.networks import CASES, CLASSES, Case, build
+from tests.models.test_shift import shifted_by_hand
 
 # precision -> largest error of the logits, of the gradients
 BOUNDS = {"fp32": (1e-4, 3e-2), "tf32": (3e-2, 0.5), "fp16": (3e-2, 0.5), "bf16": (0.15, 0.9)}
@@ -39,17 +40,6 @@ FLOOR = 0.2  # of the bound, which is always allowed: a ratio of two tiny errors
 MAIN = ("tsm", "tsn", "i3d_3x3x3")  # run in every execution
 Answer = tuple[torch.Tensor, torch.Tensor]  # logits, gradients; double precision, CPU
 Accelerate = Callable[[VideoNetwork], object]
-
-
-def shifted_by_hand(x: torch.Tensor, frames: int, direction: str, step: int) -> torch.Tensor:
-    """Frames `x` (N*T, C, H, W) with an eighth of the channels (each way) from frame t +- step, one by one."""
-    fold, out = x.shape[1] // 8, x.clone()
-    moves = [(0, fold, step), (fold, 2 * fold, -step)] if direction == "both" else [(0, fold, -step)]
-    for begin, end, by in moves:
-        for frame in range(len(x)):
-            inside = 0 <= frame % frames + by < frames
-            out[frame, begin:end] = x[frame + by, begin:end] if inside else 0
-    return out
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
@@ -65,9 +55,10 @@ def test_the_shift_and_its_gradient_are_indexing_to_the_bit(
     there = x.to(device).contiguous(memory_format=memory).requires_grad_()
     out = temporal_shift(there, 4, 0.125, direction)
     (grad,) = torch.autograd.grad(out, there, out.detach())
-    expected = shifted_by_hand(x, 4, direction, 1)
+    expected = shifted_by_hand(x, 4, 2, direction)
     assert torch.equal(out.detach().cpu(), expected)
-    assert torch.equal(grad.cpu(), shifted_by_hand(expected, 4, direction, -1))
+    # The gradient moves the other way: as a shift of frames in reverse.
+    assert torch.equal(grad.cpu(), shifted_by_hand(expected.flip(0), 4, 2, direction).flip(0))
     assert out.is_contiguous(memory_format=memory)
 
 

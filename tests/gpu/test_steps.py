@@ -28,7 +28,7 @@ from summit_train.training.trace import slices_of
 from summit_train.training.vote import Vote
 from tests.gpu.devices import CPU, flat, on_devices, random_batch, relative_error, tf32
 from tests.gpu.networks import CLASSES, Case, build
-from tests.gpu.test_syncs import waits_forbidden
+from tests.gpu.test_shipped import waits_forbidden
 from tests.worlds import take_step
 
 VIRTUAL_GPUS, CLIPS, STEPS = 4, 2, 3

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 import summit_train
 from summit_train.core.errors import UserError
@@ -15,6 +16,8 @@ from summit_train.data.manifest import read_manifest
 from summit_train.evaluation.scores import Scores
 from summit_train.inference import baseline
 from summit_train.inference.baseline import choose_strength, fit, parts_within
+from summit_train.models.build import build_network
+from summit_train.spec import Spec
 from tests.conftest import WriteSpec
 from tests.worlds import Say, refused, succeed
 
@@ -110,6 +113,11 @@ def test_features_are_computed_once(trained_run: Path, write_spec: WriteSpec, mo
     succeed(0, "baseline", spec, "data.workers=1")
     with pytest.raises(AssertionError, match="is empty"):
         succeed(0, "baseline", spec, "evaluate.clips=2")
+    bad = ["evaluate.clips=2", "data.on_bad_clip=skip"]
+    with pytest.raises(AssertionError, match=r"data.train: 80 of 80 videos could not be read, more than data.max_bad"):
+        succeed(0, "baseline", spec, *bad)
+    with pytest.raises(AssertionError, match=f"must have videos of two classes or more, got one in {lists['train']}"):
+        succeed(0, "baseline", spec, *bad, "data.max_bad_fraction=1")
 
 
 def test_random_features_are_the_baseline_of_nothing(write_spec: WriteSpec, done: str, say: Say) -> None:
@@ -132,6 +140,13 @@ def test_random_features_are_the_baseline_of_nothing(write_spec: WriteSpec, done
 )
 def test_what_has_no_baseline(write_spec: WriteSpec, say: Say, words: list[str], line: str) -> None:
     assert line in refused(say("baseline", write_spec(model={"shift_direction": "past"}), *words))
+
+
+def test_trn_is_read_in_front_of_what_is_trained_with_the_classes() -> None:
+    data = {"train": "train.csv", "val": "val.csv", "num_frames": 4, "crop": 32}
+    spec = Spec(name="a", model={"arch": "trn", "num_classes": 3, "width": 0.125}, data=data)  # type: ignore[arg-type]
+    features = baseline.Features(build_network(spec).eval())
+    assert features.width == 256 and features(torch.zeros(2, 4, 3, 32, 32)).shape == (2, 256)
 
 
 def test_a_network_names_its_last_linear_layer() -> None:

@@ -10,15 +10,13 @@ from summit_train.models import VideoNetwork, build_model
 from summit_train.models.eco import Residuals
 from summit_train.models.x3d import SqueezeExcitation
 from tests.closeness import assert_near
+from tests.models.test_build import GOLDEN
+from tests.networks import random_network
 
 
 def network() -> VideoNetwork:
     """A narrow network in double, in evaluation mode: frames meet in convolutions alone."""
-    generator = torch.Generator().manual_seed(0)
-    model = build_model("slowfast", None, 16, 5, width=0.125, generator=generator)
-    with torch.no_grad():
-        model.fc.weight.normal_(generator=generator)
-    return model.double().eval()
+    return random_network("slowfast", None, 16).double().eval()
 
 
 def frames_that_reach(model: VideoNetwork, name: str, channels: slice = slice(None)) -> list[set[int]]:
@@ -57,7 +55,7 @@ def test_laterals_bring_the_frames_around_each_slow_one() -> None:
 
 
 def test_a_lateral_by_hand() -> None:
-    """norm(conv) at evaluation divides by sqrt(1 + 1e-5): out[s] = relu(sum over k of w[k] fast[8 s + k - 2])."""
+    """out[s] = relu(norm(sum over k of w[k] fast[8 s + k - 2]))."""
     lateral = network().lateral1
     slow = torch.randn(2, 8, 3, 4, 4, dtype=torch.double)
     fast = torch.randn(2, 8, 24, 4, 4, dtype=torch.double)
@@ -69,7 +67,7 @@ def test_a_lateral_by_hand() -> None:
     for s in range(3):
         taps = [(k, 8 * s + k - 2) for k in range(5) if 8 * s + k - 2 >= 0]
         total = sum(torch.einsum("oc,nchw->nohw", weight[..., k], fast[:, :, t]) for k, t in taps)
-        assert_near(joined[:, 8:, s], torch.relu(total) / (1 + 1e-5) ** 0.5, 1e-12)
+        assert_near(joined[:, 8:, s], torch.relu(lateral.bn(total.unsqueeze(2)).squeeze(2)), 1e-12)
 
 
 @pytest.mark.parametrize("number", [1, 2, 3, 4])
@@ -149,38 +147,16 @@ def test_frames_meet_in_the_3d_part_only() -> None:
 
 
 def test_joined_names_are_the_authors() -> None:
-    """The layers of the authors' ECO.yaml, with the shapes of their weights' first two dimensions."""
+    """The golden list has the layers of the authors' ECO.yaml."""
     with torch.device("meta"):
         state = build_model("eco_lite", None, 16).state_dict()
-    found = {}
+    found = []
     for name, value in state.items():
         *parts, kind = name.removeprefix("resnet.").split(".")
         layer = ("" if name.startswith("resnet.") else "_").join(part for part in parts if part != "conv")
-        found[f"{layer}.{kind}".replace("1bn", "1_bn")] = tuple(value.shape[:2])
-    convolutions = {"conv1_7x7_s2": (64, 3), "conv2_3x3_reduce": (64, 64), "conv2_3x3": (192, 64)}
-    for name, channels, width in (("3a", 192, 64), ("3b", 256, 96)):
-        inception = f"inception_{name}_"
-        convolutions |= {inception + layer: (64, channels) for layer in ("1x1", "3x3_reduce", "double_3x3_reduce")}
-        convolutions |= {
-            inception + "3x3": (width, 64),
-            inception + "pool_proj": (32 if name == "3a" else 64, channels),
-        }
-        convolutions |= {inception + "double_3x3_1": (96, 64), inception + "double_3x3_2": (96, 96)}
-    convolutions |= {"inception_3c_double_3x3_reduce": (64, 320), "inception_3c_double_3x3_1": (96, 64)}
-    normalised = dict.fromkeys(f"{name}_bn" for name in convolutions)
-    convolutions["res3a_2"] = (128, 96)
-    for stage, channels, before in (("res3", 128, 0), ("res4", 256, 128), ("res5", 512, 256)):
-        if before:
-            convolutions |= {f"{stage}a_{layer}": (channels, before) for layer in ("1", "down")}
-            convolutions[f"{stage}a_2"] = (channels, channels)
-            normalised[f"{stage}a_1_bn"] = None
-        convolutions |= {f"{stage}b_{layer}": (channels, channels) for layer in "12"}
-        normalised |= dict.fromkeys(f"{stage}{layer}_bn" for layer in ("a", "b_1", "b"))
-    kinds = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
-    names = {f"{layer}.{kind}" for layer in convolutions for kind in kinds[:2]}
-    names |= {f"{layer}.{kind}" for layer in normalised for kind in kinds} | {"fc.weight", "fc.bias"}
-    assert set(found) == names
-    assert {layer: found[f"{layer}.weight"] for layer in convolutions} == convolutions
+        shape = "x".join(map(str, value.shape))
+        found.append(f"{layer}.{kind} {shape}".replace("1bn", "1_bn").rstrip())
+    assert found == (GOLDEN / "eco_lite.txt").read_text().splitlines()
 
 
 def test_convolutions_over_time_are_depthwise_and_norms_have_the_authors_epsilon() -> None:

@@ -14,20 +14,15 @@ from summit_train.models import VideoNetwork, build_model
 from summit_train.models.count import count
 from summit_train.models.fast import accelerate
 from summit_train.spec.catalog import ARCHITECTURES, BACKBONES
+from tests.held import kept
+from tests.networks import clips
 
-# T per stage (the paper's Table 2), ResNet-50.
-TABLE_2 = {
-    "tsm": [8, 8, 8, 8, 8, 8, 8, 1],
-    "tsn": [8, 8, 8, 8, 8, 8, 8, 1],
-    "i3d_3x3x3": [16, 16, 8, 8, 4, 2, 1, 1],
-    "i3d_3x1x1": [32, 16, 8, 8, 4, 4, 4, 4, 1],
-}
-# Parameters at 400 classes, G multiply-adds (within 1 %), compute/IO of the paper's Table 1.
-NUMBERS = {
-    "tsm": (24_327_632, 32.9e9, 27.4e3),
-    "tsn": (24_327_632, 32.9e9, 27.4e3),
-    "i3d_3x3x3": (47_018_576, 39.85e9, 16.6e3),
-    "i3d_3x1x1": (28_043_472, 33.1e9, 6.85e3),
+# T per stage (the paper's Table 2), and compute/IO (Table 1); ResNet-50.
+TABLES = {
+    "tsm": ([8, 8, 8, 8, 8, 8, 8, 1], 27.4e3),
+    "tsn": ([8, 8, 8, 8, 8, 8, 8, 1], 27.4e3),
+    "i3d_3x3x3": ([16, 16, 8, 8, 4, 2, 1, 1], 16.6e3),
+    "i3d_3x1x1": ([32, 16, 8, 8, 4, 4, 4, 4, 1], 6.85e3),
 }
 
 
@@ -39,25 +34,24 @@ def counted(
         return count(build_model(arch, backbone, frames, classes, **options), height)
 
 
-@pytest.mark.parametrize("arch", TABLE_2)
-def test_the_papers_tables(arch: str) -> None:
-    frames = TABLE_2[arch][0]
-    found = counted(arch, frames=frames)
-    parameters, multiply_adds, compute_io = NUMBERS[arch]
-    assert found.parameters == parameters
-    assert found.gradient_bytes == 4 * parameters
-    assert found.multiply_adds == pytest.approx(multiply_adds, rel=0.01)
-    assert found.input_bytes == frames * 3 * 224**2
+@pytest.mark.parametrize(("arch", "frames", "compute_io"), [(arch, *row) for arch, row in TABLES.items()])
+def test_the_papers_tables(arch: str, frames: list[int], compute_io: float) -> None:
+    found = counted(arch, frames=frames[0])
     assert found.compute_io == pytest.approx(compute_io, rel=0.01)
     names = ["data", "conv1", "pool1", "res2", "res3", "res4", "res5", "global_pool"]
     if arch == "i3d_3x1x1":
         names.insert(4, "pool2")
-    assert list(found.stages.items()) == list(zip(names, TABLE_2[arch], strict=True))
+    assert list(found.stages.items()) == list(zip(names, frames, strict=True))
 
 
 @pytest.mark.parametrize(
     ("arch", "backbone", "frames", "height", "options", "parameters", "multiply_adds"),
     [
+        # The paper prints 32.9 G for both.
+        ("tsm", "resnet50", 8, 224, {}, 24_327_632, 32.70e9),
+        ("tsn", "resnet50", 8, 224, {}, 24_327_632, 32.70e9),
+        ("i3d_3x3x3", "resnet50", 16, 224, {}, 47_018_576, 39.85e9),
+        ("i3d_3x1x1", "resnet50", 32, 224, {}, 28_043_472, 33.1e9),
         # Lin et al., journal version, Tables 3 and 6.
         ("tsm", "mobilenet_v2", 8, 224, {}, 2_736_272, 2.400e9),
         ("tsm", "resnet101", 8, 224, {}, 43_319_760, 62.40e9),
@@ -82,6 +76,10 @@ def test_the_papers_tables(arch: str) -> None:
         ("tsm", "resnet50", 8, 224, {"non_local": "original"}, 31_686_096, 54.94e9),
         ("i3d_3x1x1", "resnet50", 32, 224, {"non_local": "tsm"}, 35_401_936, 44.34e9),
         ("i3d_3x1x1", "resnet50", 32, 224, {"non_local": "original"}, 35_401_936, 41.26e9),
+        # VideoMAE, Table 6 and model zoo: 22, 87 and 305 M, 57, 180 and 597 G.
+        ("vit", "vit_s", 16, 224, {}, 22_033_936, 56.9e9),
+        ("vit", "vit_b", 16, 224, {}, 86_534_800, 180.3e9),
+        ("vit", "vit_l", 16, 224, {}, 304_270_736, 596.8e9),
         # TSM of five flow fields; AAVG's two streams, ten fields and pictures.
         ("tsm", "resnet50", 8, 224, {"in_channels": 10}, 24_349_584, 34.904e9),
         ("tsn", "resnet152", 1, 224, {"in_channels": 20, "classes": 101}, 58_404_069, 12.18e9),
@@ -93,7 +91,7 @@ def test_published_counts(
 ) -> None:
     """At 400 classes, unless `options` has another number."""
     found = counted(arch, backbone, frames, height, **options)
-    assert found.parameters == parameters
+    assert found.parameters == parameters and found.gradient_bytes == 4 * parameters
     assert found.multiply_adds == pytest.approx(multiply_adds, rel=0.005)
     assert found.input_bytes == frames * options.get("in_channels", 3) * height**2
 
@@ -174,23 +172,6 @@ def test_layers_are_the_whole_network(arch: str) -> None:
             assert sum(layer.multiply_adds for layer in found.layers) == found.multiply_adds
 
 
-def kept_by_autograd(model: nn.Module, clip: torch.Tensor) -> tuple[int, int]:
-    """Distinct floats and 64-bit indices that a forward pass really keeps, but parameters and statistics."""
-    kept: tuple[dict[int, int], dict[int, int]] = {}, {}
-    parameters = {p.untyped_storage().data_ptr() for p in model.parameters()}
-
-    def pack(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        if tensor.dim() >= 2 and storage.data_ptr() not in parameters:
-            elements = storage.nbytes() // tensor.element_size()  # a view keeps all of it
-            kept[tensor.dtype == torch.int64][storage.data_ptr()] = elements
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        assert model(clip).requires_grad
-    return sum(kept[0].values()), sum(kept[1].values())
-
-
 def wide_under_autocast(model: nn.Module, clip: torch.Tensor) -> int:
     """Twice the results of softmaxes, in fp32 beside a copy of 16 bits, and once the inputs of layer norms, in fp32."""
     softmaxes, inputs, softmax = [0], [0], torch.softmax
@@ -245,9 +226,12 @@ def test_activations_are_what_autograd_keeps(
 
     with torch.device("meta"):
         found = count(built(), 32, 48)
-    floats, indices = kept_by_autograd(built(), torch.randn(1, t, 32, 48, 3).permute(0, 1, 4, 2, 3))
+    model, clip = built(), clips(1, t, 32, 48).float()
+    with kept(model.parameters()) as noted:
+        assert model(clip).requires_grad
+    floats, indices = noted.elements(), noted.elements(indices=True)
     assert (found.kept_elements, found.index_elements) == (floats, indices)
-    wide = wide_under_autocast(built(), torch.randn(1, t, 32, 48, 3).permute(0, 1, 4, 2, 3))
+    wide = wide_under_autocast(model, clip)
     assert found.activation_bytes(2) == 2 * (floats + wide) + 8 * indices
     assert bool(wide) == (arch == "vit" or "non_local" in options)
 

@@ -15,8 +15,8 @@ import torch
 from summit_train.models import VideoNetwork, build_model
 from summit_train.models.resnet import STAGES
 from summit_train.models.shift import TemporalShift
-from summit_train.models.weights import load_pretrained, shift_taps
 from tests.closeness import assert_near
+from tests.networks import load, random_network
 
 Clean = list[bool]
 
@@ -63,17 +63,6 @@ def _clean_3x1x1(num_frames: int) -> dict[str, Clean]:
 CASES = {"i3d_3x3x3": ("resnet18", 240, _clean_3x3x3), "i3d_3x1x1": ("resnet50", 144, _clean_3x1x1)}
 
 
-def _trained_looking(backbone: str) -> VideoNetwork:
-    generator = torch.Generator().manual_seed(3)
-    model = build_model("tsn", backbone, 1, 5, width=0.125, generator=generator)
-    for name, tensor in model.state_dict().items():
-        if name.endswith(("running_mean", "bias")):
-            tensor.normal_(0.0, 0.2, generator=generator)
-        elif name.endswith("running_var"):
-            tensor.uniform_(0.5, 2.0, generator=generator)
-    return model.eval()
-
-
 def _stage_outputs(model: VideoNetwork, clip: torch.Tensor) -> dict[str, torch.Tensor]:
     """Stage -> (T, C, H, W) of the only clip."""
     outputs: dict[str, torch.Tensor] = {}
@@ -92,10 +81,9 @@ def _stage_outputs(model: VideoNetwork, clip: torch.Tensor) -> dict[str, torch.T
 @pytest.mark.parametrize("arch", CASES)
 def test_one_image_repeated_gives_the_2d_features(arch: str, tmp_path: Path) -> None:
     backbone, num_frames, clean_frames = CASES[arch]
-    flat = _trained_looking(backbone)
-    torch.save(flat.state_dict(), tmp_path / "w.pth")
+    flat = random_network("tsn", backbone, 1, seed=3).eval()
     inflated = build_model(arch, backbone, num_frames, 5, width=0.125).eval()
-    load_pretrained(inflated, tmp_path / "w.pth")
+    load(inflated, flat.state_dict(), tmp_path)
     image = torch.randn(1, 1, 3, 24, 24, generator=torch.Generator().manual_seed(4))
     expected = _stage_outputs(flat, image)
     actual = _stage_outputs(inflated, image.expand(1, num_frames, 3, 24, 24))
@@ -109,16 +97,8 @@ def test_one_image_repeated_gives_the_2d_features(arch: str, tmp_path: Path) -> 
         assert off[0] > 1e-2 and off[-1] > 1e-2, stage
 
 
-def _random(arch: str, backbone: str, num_frames: int, seed: int, **options: object) -> VideoNetwork:
-    """A narrow network in double and evaluation mode whose tensors are all random."""
-    generator = torch.Generator().manual_seed(seed)
-    model = build_model(arch, backbone, num_frames, 5, width=0.125, generator=generator, **options).double().eval()
-    for name, tensor in model.state_dict().items():
-        if name.endswith("running_var"):
-            tensor.uniform_(0.5, 2.0, generator=generator)
-        elif tensor.dim() == 1:
-            tensor.normal_(0.5, 0.5, generator=generator)
-    return model
+def _double(arch: str, backbone: str, num_frames: int, seed: int, **options: object) -> VideoNetwork:
+    return random_network(arch, backbone, num_frames, seed=seed, **options).double().eval()
 
 
 @pytest.mark.parametrize(
@@ -127,16 +107,16 @@ def _random(arch: str, backbone: str, num_frames: int, seed: int, **options: obj
         ("resnet50", {}),
         ("resnet50", {"shift_direction": "past", "shift_fraction": 0.3}),
         ("resnet50", {"shift_fraction": 0.25, "non_local": "tsm"}),
+        ("resnet50", {"shift_fraction": 0.0}),
         ("resnet101", {}),  # every second block
     ],
     ids=str,
 )
 def test_i3d_replace_from_our_tsm_gives_its_outputs(tmp_path: Path, backbone: str, options: dict) -> None:
-    tsm = _random("tsm", backbone, 5, 1, **options)
+    tsm = _double("tsm", backbone, 5, 1, **options)
     spec = {"model": {"arch": "tsm", "shift_fraction": 0.125, "shift_place": "residual", **options}}
-    torch.save({"model": tsm.state_dict(), "step": 1, "spec": spec}, tmp_path / "w.pt")
-    inflated = _random("i3d_replace", backbone, 5, 2, non_local=options.get("non_local", False))
-    report = load_pretrained(inflated, tmp_path / "w.pt")
+    inflated = _double("i3d_replace", backbone, 5, 2, non_local=options.get("non_local", False))
+    report = load(inflated, {"model": tsm.state_dict(), "step": 1, "spec": spec}, tmp_path)
     assert {row.fate for row in report.rows} <= {"loaded", "counter"}
     blocks = sum(name.endswith("conv3.weight") for name in tsm.state_dict())
     assert [row.note for row in report.rows if row.note] == ["the shift as taps in time"] * blocks
@@ -148,14 +128,13 @@ def test_i3d_replace_from_our_tsm_gives_its_outputs(tmp_path: Path, backbone: st
 
 def test_i3d_replace_from_the_authors_tsm_gives_its_outputs(tmp_path: Path) -> None:
     """conv1.net where a shift is: in every second block."""
-    tsm = _random("tsm", "resnet101", 4, 1)
+    tsm = _double("tsm", "resnet101", 4, 1)
     shifted = {f"{name}.conv1.weight" for name, block in tsm.named_modules() if hasattr(block, "shift")
                and isinstance(block.shift, TemporalShift)}  # fmt: skip
     state = {f"base_model.{name.replace('conv1', 'conv1.net') if name in shifted else name}": value
              for name, value in tsm.state_dict().items()}  # fmt: skip
-    torch.save({"state_dict": state}, tmp_path / "w.pth")
-    inflated = _random("i3d_replace", "resnet101", 4, 2)
-    report = load_pretrained(inflated, tmp_path / "w.pth")
+    inflated = _double("i3d_replace", "resnet101", 4, 2)
+    report = load(inflated, {"state_dict": state}, tmp_path)
     assert {row.fate for row in report.rows} <= {"loaded", "counter"}
     clip = torch.randn(2, 4, 3, 32, 32, dtype=torch.double)
     assert_near(inflated(clip), tsm(clip), 1e-10)
@@ -166,22 +145,10 @@ def test_i3d_replace_from_the_authors_tsm_gives_its_outputs(tmp_path: Path) -> N
 )
 def test_i3d_replace_from_plain_weights_is_inflated(tmp_path: Path, spec: dict) -> None:
     """A shift in place moves the shortcut too, which no kernel of the branch does."""
-    flat = _random("tsn", "resnet50", 2, 1)
-    torch.save({"model": flat.state_dict(), "spec": spec}, tmp_path / "w.pt")
-    inflated = _random("i3d_replace", "resnet50", 2, 2)
-    report = load_pretrained(inflated, tmp_path / "w.pt")
+    flat = _double("tsn", "resnet50", 2, 1)
+    inflated = _double("i3d_replace", "resnet50", 2, 2)
+    report = load(inflated, {"model": flat.state_dict(), "spec": spec}, tmp_path)
     assert [row.note for row in report.rows if row.note] == ["inflated over 3 frames"] * 16
     kernel = flat.layer2[1].conv1.weight
     for tap in range(3):
         assert_near(inflated.layer2[1].conv1.weight[:, :, tap], kernel / 3, 1e-6)
-
-
-def test_taps_by_hand() -> None:
-    """Eight input channels, a quarter of them each way: 0, 1 from frame t+1, 2, 3 from t-1."""
-    kernel = torch.arange(1.0, 9.0).reshape(1, 8, 1, 1)
-    both = shift_taps(kernel, 0.25).flatten(2)[0].T.tolist()
-    assert both == [[0, 0, 3, 4, 0, 0, 0, 0], [0, 0, 0, 0, 5, 6, 7, 8], [1, 2, 0, 0, 0, 0, 0, 0]]
-    past = shift_taps(kernel, 0.25, "past").flatten(2)[0].T.tolist()
-    assert past == [[1, 2, 0, 0, 0, 0, 0, 0], [0, 0, 3, 4, 5, 6, 7, 8], [0] * 8]
-    none = shift_taps(kernel, 0.0).flatten(2)[0].T.tolist()
-    assert none == [[0] * 8, kernel.flatten().tolist(), [0] * 8]

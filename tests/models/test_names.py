@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,9 @@ import torch
 from summit_train.core.errors import UserError
 from summit_train.models import VideoNetwork, build_model
 from summit_train.models.names import our_names
-from summit_train.models.weights import LoadReport, load_pretrained
+from summit_train.models.weights import LoadReport
 from tests.closeness import assert_near
+from tests.networks import load, random_network
 
 Tensors = dict[str, torch.Tensor]
 NON_LOCAL = ("layer2.0", "layer2.2", "layer3.0", "layer3.2", "layer3.4")
@@ -24,39 +26,10 @@ MOBILENET = (1, 2, 3, 4, 3, 3, 1)
 SHIFTED = (2, 4, 5, 7, 8, 9, 11, 12, 14, 15)
 
 
-def network(
-    backbone: str | None, seed: int, classes: int = 5, arch: str = "tsm", frames: int = 2, **options: object
-) -> VideoNetwork:
-    """A narrow network, all of whose tensors are random."""
-    generator = torch.Generator().manual_seed(seed)
-    model = build_model(arch, backbone, frames, classes, width=0.125, generator=generator, **options)
-    for tensor in model.state_dict().values():
-        if tensor.is_floating_point():
-            tensor.uniform_(0.5, 1.5, generator=generator)
-        else:
-            tensor.fill_(seed)
-    return model
-
-
-@pytest.fixture
-def loaded(tmp_path: Path) -> Callable[[VideoNetwork, object], LoadReport]:
-    """Loads a file of torch.save's into a network."""
-
-    def load(model: VideoNetwork, content: object) -> LoadReport:
-        torch.save(content, tmp_path / "w.pth")
-        return load_pretrained(model, tmp_path / "w.pth")
-
-    return load
-
-
 def assert_all_loaded(report: LoadReport, model: VideoNetwork, source: VideoNetwork) -> None:
     assert {(row.fate, row.note) for row in report.rows} <= {("loaded", ""), ("counter", "")}
     for (name, found), expected in zip(model.state_dict().items(), source.state_dict().values(), strict=True):
         assert torch.equal(found, expected), name
-
-
-def torchvisions(state: Tensors) -> Tensors:
-    return dict(state)
 
 
 def authors(state: Tensors, shifted: bool = False) -> Tensors:
@@ -95,6 +68,10 @@ def mmactions(state: Tensors, shifted: bool = False) -> Tensors:
     return {new: state[name] for name, new in names.items()}
 
 
+def with_layers(state: Tensors, layers: Mapping[str, str]) -> Tensors:
+    return {f"{layers[name.rpartition('.')[0]]}.{name.rpartition('.')[2]}": value for name, value in state.items()}
+
+
 def flat_mobilenet(state: Tensors, shifted: bool = False) -> Tensors:
     """archs/mobilenet_v2.py: conv.0 to conv.7, ReLUs numbered; the first block, which does not expand, to conv.4."""
     layers = {"features.0.0": "features.0.0", "features.0.1": "features.0.1"}
@@ -107,7 +84,7 @@ def flat_mobilenet(state: Tensors, shifted: bool = False) -> Tensors:
             f"features.{number}.conv.{ours}": f"features.{number}.conv.{their}" for ours, their in places.items()
         }
     layers |= {"features.18.0": "features.18.0", "features.18.1": "features.18.1", "classifier.1": "classifier"}
-    return {f"{layers[name.rpartition('.')[0]]}.{name.rpartition('.')[2]}": value for name, value in state.items()}
+    return with_layers(state, layers)
 
 
 def mmaction_mobilenet(state: Tensors) -> Tensors:
@@ -124,7 +101,7 @@ def mmaction_mobilenet(state: Tensors) -> Tensors:
             layers[f"features.{ours}.conv.{part}.1"] = f"{block}.conv.{part}{net}.bn"
         layers[f"features.{ours}.conv.{last}"] = f"{block}.conv.{last}.conv"
         layers[f"features.{ours}.conv.{last + 1}"] = f"{block}.conv.{last}.bn"
-    return {f"{layers[name.rpartition('.')[0]]}.{name.rpartition('.')[2]}": value for name, value in state.items()}
+    return with_layers(state, layers)
 
 
 def whole_blocks(state: Tensors) -> Tensors:
@@ -163,26 +140,28 @@ def imagenet_within_mmaction(state: Tensors) -> Tensors:
         ("resnet50", {"arch": "tsn"}, mmactions, "backbone.layer1.0.downsample.bn.running_var"),
         ("mobilenet_v2", {}, mmaction_mobilenet, "backbone.layer2.1.conv.0.net.conv.weight"),
         ("resnext101_32x4d", {}, imagenet_within_mmaction, "backbone.layer1.0.conv1.weight"),
-        ("resnet50", {"arch": "trn", "frames": 3}, authors, "module.new_fc.weight"),
-        ("resnet50", {"arch": "trn", "frames": 3}, mmactions, "cls_head.consensus.fc_fusion_scales.1.3.bias"),
+        ("resnet50", {"arch": "trn", "num_frames": 3}, authors, "module.new_fc.weight"),
+        ("resnet50", {"arch": "trn", "num_frames": 3}, mmactions, "cls_head.consensus.fc_fusion_scales.1.3.bias"),
     ],
 )
 def test_a_published_layout_is_loaded_whole(
-    loaded: Any, backbone: str, options: dict[str, Any], write: Callable[[Tensors], Tensors], has: str
+    tmp_path: Path, backbone: str, options: dict[str, Any], write: Callable[[Tensors], Tensors], has: str
 ) -> None:
-    source, model = (network(backbone, seed, **options) for seed in (1, 2))
+    source, model = (random_network(**{"arch": "tsm", "backbone": backbone, "seed": seed} | options) for seed in (1, 2))
     file = write(source.state_dict())
     assert has in file and len(file) == len(source.state_dict())
     content = {"epoch": 50, "meta": {"arch": backbone}, "state_dict": file, "best_prec1": torch.ones(())}
-    assert_all_loaded(loaded(model, content), model, source)
+    assert_all_loaded(load(model, content, tmp_path), model, source)
 
 
-def test_mmactions_non_local_blocks_have_no_bias_behind(loaded: Any) -> None:
+def test_mmactions_non_local_blocks_have_no_bias_behind(tmp_path: Path) -> None:
     """mmcv's ConvModule leaves out the bias of a convolution in front of a norm; here it is there and 0."""
-    source, model = (network("resnet50", seed, non_local="tsm") for seed in (1, 2))
+    source, model = (random_network("tsm", "resnet50", seed=seed, non_local="tsm") for seed in (1, 2))
     file = mmactions(source.state_dict(), shifted=True)
     assert {f"backbone.layer2.0.{n}.weight" for n in ("block.conv1.conv.net", "non_local_block.g.0.conv")} < set(file)
-    report = loaded(model, {name: value for name, value in file.items() if not name.endswith("conv_out.conv.bias")})
+    report = load(
+        model, {name: value for name, value in file.items() if not name.endswith("conv_out.conv.bias")}, tmp_path
+    )
     assert {row.fate for row in report.rows} <= {"loaded", "counter"}
     biases = [f"{block}.nl.W.0.bias" for block in NON_LOCAL]
     notes = {row.name: row.note for row in report.rows if row.note}
@@ -195,20 +174,20 @@ def test_mmactions_non_local_blocks_have_no_bias_behind(loaded: Any) -> None:
     ("arch", "write"),
     [
         ("tsn", authors),
-        ("tsm", torchvisions),
+        ("tsm", dict),
         ("i3d_3x3x3", mmactions),
-        ("i3d_3x1x1", torchvisions),
+        ("i3d_3x1x1", dict),
         ("i3d_replace", authors),
         ("trn", mmactions),
     ],
 )
 def test_a_2d_file_of_each_convention_is_loaded_whole(
-    loaded: Any, arch: str, write: Callable[[Tensors], Tensors]
+    tmp_path: Path, arch: str, write: Callable[[Tensors], Tensors]
 ) -> None:
     """Kernels in time are inflated; TRN's linear layer of a frame has another size, and its relations are its own."""
-    source = network("resnet50", 1, arch="tsn")
-    model = network("resnet50", 2, arch=arch, frames=16 if arch == "i3d_3x3x3" else 8)
-    report = loaded(model, {"state_dict": write(source.state_dict())})
+    source = random_network("tsn", "resnet50", seed=1)
+    model = random_network(arch, "resnet50", 16 if arch == "i3d_3x3x3" else 8, seed=2)
+    report = load(model, {"state_dict": write(source.state_dict())}, tmp_path)
     own = [name for name in model.state_dict() if name.startswith("consensus.")]
     assert (list(report.names("missing")), report.names("unexpected")) == (own, ())
     assert report.names("mismatched") == (("fc.weight", "fc.bias") if arch == "trn" else ())
@@ -219,74 +198,68 @@ def test_a_2d_file_of_each_convention_is_loaded_whole(
             assert_near(found, expected, 1e-6, name)
 
 
-def test_mmactions_i3d_needs_its_own_pool1(loaded: Any) -> None:
+def test_mmactions_i3d_needs_its_own_pool1(tmp_path: Path) -> None:
     """resnet3d.py: pool1 is 1x3x3; no tensor shows it. Where the other form is built, the file is refused."""
-    options = {"arch": "i3d_3x1x1", "frames": 8}
-    source = network("resnet50", 1, pool1="1x3x3", **options)
-    model = network("resnet50", 2, pool1="1x3x3", **options)
-    assert_all_loaded(loaded(model, mmactions(source.state_dict())), model, source)
+    i3d = partial(random_network, "i3d_3x1x1", "resnet50", 8)
+    source, model = (i3d(seed=seed, pool1="1x3x3") for seed in (1, 2))
+    file = mmactions(source.state_dict())
+    assert_all_loaded(load(model, file, tmp_path), model, source)
     for other in ("2x3x3", "2x3x3_unpadded"):
         with pytest.raises(UserError, match=rf"its pool1 is 1x3x3 and here {other}, .*; set model\.pool1=1x3x3"):
-            loaded(network("resnet50", 2, pool1=other, **options), mmactions(source.state_dict()))
-
-
-def test_mmactions_non_local_i3d_is_of_neither_form(loaded: Any) -> None:
-    """Its blocks stand where "original" has them (0101, 010101) and compute as "tsm" does: pool behind, no scale."""
-    options = {"arch": "i3d_3x1x1", "frames": 8, "pool1": "1x3x3", "non_local": "original"}
-    source, model = (network("resnet50", seed, **options) for seed in (1, 2))
+            load(i3d(pool1=other), file, tmp_path)
+    # Its non-local blocks stand where "original" has them (0101, 010101) and compute as "tsm" does.
+    model = i3d(pool1="1x3x3", non_local="original")
     with pytest.raises(UserError, match="non-local blocks pool after phi and g and do not scale, unlike model"):
-        loaded(model, mmactions(source.state_dict()))
+        load(model, mmactions(model.state_dict()), tmp_path)
 
 
-def test_an_i3d_whose_pool1_the_file_does_not_say_is_reported(loaded: Any) -> None:
+def test_an_i3d_whose_pool1_the_file_does_not_say_is_reported(tmp_path: Path) -> None:
     """Wang et al.'s weights have torchvision's names where they are converted; our checkpoints have a spec."""
-    source, model = (network("resnet50", seed, arch="i3d_3x1x1", frames=8) for seed in (1, 2))
+    source, model = (random_network("i3d_3x1x1", "resnet50", 8, seed=seed) for seed in (1, 2))
     state = source.state_dict()
-    assert str(loaded(model, state)).endswith("the file does not say its pool1; taken as 2x3x3, see model.pool1")
+    assert str(load(model, state, tmp_path)).endswith(
+        "the file does not say its pool1; taken as 2x3x3, see model.pool1"
+    )
     with pytest.raises(UserError, match="its pool1 is 1x3x3 and here 2x3x3"):
-        loaded(model, {"model": state, "spec": {"model": {"arch": "i3d_3x1x1", "pool1": "1x3x3"}}})
-    assert loaded(model, {"model": state, "spec": {"model": {"arch": "i3d_3x1x1"}}}).pool1 is None  # an old checkpoint
-    assert loaded(model, mmactions(network("resnet50", 3, arch="tsn").state_dict())).pool1 is None
+        load(model, {"model": state, "spec": {"model": {"arch": "i3d_3x1x1", "pool1": "1x3x3"}}}, tmp_path)
+    old = {"model": state, "spec": {"model": {"arch": "i3d_3x1x1"}}}
+    assert load(model, old, tmp_path).pool1 is None
+    assert load(model, mmactions(random_network("tsn", "resnet50", seed=3).state_dict()), tmp_path).pool1 is None
 
 
 @pytest.mark.parametrize(
     ("arch", "write"),
-    [
-        ("eco_lite", torchvisions),
-        ("slowfast", authors),
-        ("x3d_m", mmactions),
-        ("ir_csn", authors),
-        ("ir_csn", mmactions),
-    ],
+    [("eco_lite", dict), ("slowfast", authors), ("x3d_m", mmactions), ("ir_csn", authors), ("ir_csn", mmactions)],
 )
 def test_networks_without_a_convention_refuse_a_resnets_file(
-    loaded: Any, arch: str, write: Callable[[Tensors], Tensors]
+    tmp_path: Path, arch: str, write: Callable[[Tensors], Tensors]
 ) -> None:
-    source, model = network("resnet50", 1, arch="tsn"), network(None, 2, arch=arch, frames=8)
+    source, model = random_network("tsn", "resnet50", seed=1), random_network(arch, None, 8, seed=2)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     with pytest.raises(UserError, match=r"^[^\n]*(no tensor fits this model|weights of another network)[^\n]*$"):
-        loaded(model, {"state_dict": write(source.state_dict())})
+        load(model, {"state_dict": write(source.state_dict())}, tmp_path)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
-def test_two_tensors_under_one_name_are_refused(loaded: Any) -> None:
-    file = authors(network("resnet18", 1).state_dict())
+def test_two_tensors_under_one_name_are_refused(tmp_path: Path) -> None:
+    file = authors(random_network("tsm", "resnet18", seed=1).state_dict())
     file["module.base_model.fc.weight"] = file["module.new_fc.weight"]
     message = r"module\.new_fc\.weight and module\.base_model\.fc\.weight are both fc\.weight"
     with pytest.raises(UserError, match=message):
-        loaded(network("resnet18", 2), {"state_dict": file})
+        load(random_network("tsm", "resnet18", seed=2), {"state_dict": file}, tmp_path)
 
 
-def test_a_network_with_blocks_starts_from_one_without_and_not_from_the_other_form(loaded: Any) -> None:
-    without, tsm, original = (network("resnet50", 1, non_local=form) for form in (False, "tsm", "original"))
-    report = loaded(original, without.state_dict())
+def test_a_network_with_blocks_starts_from_one_without_and_not_from_the_other_form(tmp_path: Path) -> None:
+    forms = (False, "tsm", "original")
+    without, tsm, original = (random_network("tsm", "resnet50", non_local=form) for form in forms)
+    report = load(original, without.state_dict(), tmp_path)
     assert not report.names("unexpected")
     assert report.names("missing") and all(".nl." in name for name in report.names("missing"))
-    report = loaded(without, tsm.state_dict())
+    report = load(without, tsm.state_dict(), tmp_path)
     assert not report.names("missing")
     assert report.names("unexpected") and all(".nl." in name for name in report.names("unexpected"))
     with pytest.raises(UserError, match=r"after layer2\.0, layer2\.2, .*4 and layer2\.1, .* here: the other form"):
-        loaded(original, tsm.state_dict())
+        load(original, tsm.state_dict(), tmp_path)
 
 
 @pytest.mark.parametrize("backbone", ["resnet50", "resnext101_32x4d", "mobilenet_v2"])

@@ -2,33 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 
 from summit_train.models import VideoNetwork, build_model
 from summit_train.models.fast import accelerate
 from summit_train.models.online import StreamNetwork, cache_shapes
-from summit_train.spec.checks import stream_problem
-from summit_train.spec.model_data import NetworkSpec
 from tests.closeness import assert_near
+from tests.networks import random_network
 
 FRAMES = 5
 
 
-def past_only(
-    backbone: str, *, dtype: torch.dtype = torch.float64, width: float = 0.125, **options: object
-) -> VideoNetwork:
-    """A narrow past-only TSM whose normalisations and classifier have weights that show in the logits."""
-    generator = torch.Generator().manual_seed(3)
-    model = build_model("tsm", backbone, FRAMES, 6, width=width, shift_direction="past", generator=generator, **options)  # type: ignore[arg-type]
-    for name, value in model.state_dict().items():
-        if value.dtype.is_floating_point and value.dim() == 1:
-            low, high = (0.5, 1.5) if name.endswith(("weight", "var")) else (-0.2, 0.2)
-            value.uniform_(low, high, generator=generator)
-    torch.nn.init.normal_(next(model.get_submodule(model.head).parameters()), generator=generator)
-    return model.to(dtype).eval()
+def past_only(backbone: str, *, dtype: torch.dtype = torch.float64, **options: object) -> VideoNetwork:
+    """A past-only TSM whose normalisations and classifier show in the logits."""
+    return random_network("tsm", backbone, FRAMES, 6, shift_direction="past", **options).to(dtype).eval()
 
 
 def frame_logits(model: VideoNetwork, clip: torch.Tensor) -> torch.Tensor:
@@ -96,21 +84,6 @@ def test_what_a_stream_cannot_be_made_of() -> None:
     fast.execution = accelerate(fast)
     with pytest.raises(ValueError, match="needs a plain network"):
         StreamNetwork(fast)
-
-
-def test_why_a_network_cannot_stream() -> None:
-    def why(arch: str, shift_direction: str = "both", **keys: Any) -> str | None:
-        values = {"arch": arch, "num_classes": 4, "shift_direction": shift_direction, **keys}
-        return stream_problem(NetworkSpec.model_validate(values))
-
-    assert why("tsm", "past") is None
-    assert why("tsn") is None
-    assert why("vit", "past", adapter="shift") is None
-    assert "next frame" in (why("tsm") or "")
-    assert "this vit cannot stream: its shift needs the next" in (why("vit", adapter="shift") or "")
-    assert all("whole clips" in (why("vit", "past", adapter=adapter) or "") for adapter in ("none", "st"))
-    assert "non-local" in (why("tsm", "past", non_local="tsm") or "")
-    assert "whole clips" in (why("i3d_3x1x1", "past") or "")
 
 
 def test_the_caches_shapes() -> None:

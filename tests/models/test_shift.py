@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch.autograd import gradcheck, gradgradcheck
+from torch.autograd import gradgradcheck
 
-from summit_train.models.shift import TemporalShift, num_shifted_channels, temporal_shift
+from summit_train.models.shift import num_shifted_channels, temporal_shift
 
 # Two clips of T frames with C channels: odd channels, T = 1, no channel shifted, all of them shifted.
 SHAPES = [(1, 8, 0.125), (2, 5, 0.2), (3, 7, 0.25), (4, 9, 0.5), (4, 16, 0.125), (8, 3, 0.1), (5, 6, 0.5)]
@@ -20,29 +20,18 @@ VIEWS = {
 }
 
 
-def plain(x: torch.Tensor, num_frames: int, fold: int, direction: str) -> torch.Tensor:
+def shifted_by_hand(x: torch.Tensor, num_frames: int, fold: int, direction: str) -> torch.Tensor:
     """The definition, one frame and one channel at a time."""
     clips = x.reshape(-1, num_frames, *x.shape[1:])
+    sources = (1, -1) if direction == "both" else (-1,)
     rows = []
     for t in range(num_frames):
         for c in range(x.shape[1]):
-            if direction == "both":
-                source = t + 1 if c < fold else t - 1 if c < 2 * fold else t
-            else:
-                source = t - 1 if c < fold else t
+            source = t + sources[c // fold] if c < len(sources) * fold else t
             inside = 0 <= source < num_frames
             rows.append(clips[:, source, c] if inside else torch.zeros_like(clips[:, 0, c]))
     out = torch.stack(rows, dim=1)
     return out.reshape(x.shape)
-
-
-def test_by_hand() -> None:
-    """One clip, 3 frames, 4 channels, 1x1: the value tells frame and channel."""
-    x = torch.tensor([[10.0, 11, 12, 13], [20, 21, 22, 23], [30, 31, 32, 33]]).view(3, 4, 1, 1)
-    both = torch.tensor([[20.0, 0, 12, 13], [30, 11, 22, 23], [0, 21, 32, 33]])
-    past = torch.tensor([[0.0, 11, 12, 13], [10, 21, 22, 23], [20, 31, 32, 33]])
-    assert torch.equal(temporal_shift(x, 3, 0.25, "both").view(3, 4), both)
-    assert torch.equal(temporal_shift(x, 3, 0.25, "past").view(3, 4), past)
 
 
 @pytest.mark.parametrize("direction", ["both", "past"])
@@ -56,7 +45,7 @@ def test_forward_and_gradient_equal_the_plain_loop(
     weight = torch.randn(x.shape, dtype=torch.double)  # the gradient's format is not always that of x
     fold = num_shifted_channels(channels, fraction)
     out = temporal_shift(ours, num_frames, fraction, direction)
-    expected = plain(theirs, num_frames, fold, direction)
+    expected = shifted_by_hand(theirs, num_frames, fold, direction)
     assert torch.equal(out, expected) and out.stride() == x.stride()
     (out * weight).sum().backward()
     (expected * weight).sum().backward()
@@ -65,9 +54,8 @@ def test_forward_and_gradient_equal_the_plain_loop(
 
 @pytest.mark.parametrize("direction", ["both", "past"])
 @pytest.mark.parametrize("num_frames", [1, 4])
-def test_gradcheck(num_frames: int, direction: str) -> None:
+def test_the_second_gradient(num_frames: int, direction: str) -> None:
     x = torch.randn(num_frames, 5, 2, 2, dtype=torch.double, requires_grad=True)
-    assert gradcheck(lambda x: temporal_shift(x, num_frames, 0.4, direction), x)
     assert gradgradcheck(lambda x: temporal_shift(x, num_frames, 0.4, direction).pow(3), x)
 
 
@@ -76,7 +64,7 @@ def test_non_contiguous_input(view: object) -> None:
     x = view(torch.randn(8, 16, 4, 6))  # type: ignore[operator]
     before = x.clone()
     fold = num_shifted_channels(x.shape[1], 0.25)
-    assert torch.equal(temporal_shift(x, 4, 0.25), plain(x, 4, fold, "both"))
+    assert torch.equal(temporal_shift(x, 4, 0.25), shifted_by_hand(x, 4, fold, "both"))
     assert torch.equal(x, before)
 
 
@@ -86,7 +74,7 @@ def test_under_autocast_the_type_stays_what_the_convolution_gave() -> None:
         x = convolution(torch.randn(4, 3, 5, 5))
         out = temporal_shift(x, 4)
     assert out.dtype == torch.bfloat16
-    assert torch.equal(out, plain(x, 4, 1, "both"))
+    assert torch.equal(out, shifted_by_hand(x, 4, 1, "both"))
     out.float().sum().backward()
     assert convolution.weight.grad is not None
 
@@ -94,7 +82,3 @@ def test_under_autocast_the_type_stays_what_the_convolution_gave() -> None:
 def test_channels_are_counted_as_meant_in_decimals() -> None:
     meant = {(64, 0.125): 8, (100, 0.29): 29, (10, 0.3): 3, (7, 0.5): 3, (7, 0.125): 0}
     assert {pair: num_shifted_channels(*pair) for pair in meant} == meant
-
-
-def test_it_adds_no_key_to_a_state_dict() -> None:
-    assert TemporalShift(8).state_dict() == {}

@@ -13,22 +13,22 @@ import pytest
 import torch
 from torch import nn
 
-from summit_train.core.count import Count
 from summit_train.core.errors import UserError
 from summit_train.models import VideoNetwork, build_model
 from summit_train.models.count import count
 from summit_train.models.network import recompute_blocks
-from summit_train.models.shift import temporal_shift
 from summit_train.models.video import freeze_trunk
 from summit_train.models.vit import SIDE, Attention, STAdapter, fixed_positions, resized
-from summit_train.models.weights import load_pretrained
 from summit_train.training.exchange import split_buckets
 from tests.closeness import assert_near
-from tests.models.test_build import SMALL
+from tests.models.test_build import NETWORKS
 from tests.models.test_online import frame_logits, streamed
+from tests.models.test_shift import shifted_by_hand
+from tests.networks import clips, load
 
 Tensors = dict[str, torch.Tensor]
 FRAMES = 4
+CLIPS = (2, FRAMES, 32, 48)
 CPU = torch.device("cpu")
 
 
@@ -40,12 +40,6 @@ def random_vit(adapter: str = "none", seed: int = 0, frames: int = FRAMES, **opt
         low, high = (0.5, 1.5) if "norm" in name and name.endswith("weight") else (-0.3, 0.3)
         value.uniform_(low, high, generator=generator)
     return model.double().eval()
-
-
-def clips(number: int = 2, frames: int = FRAMES, height: int = 32, width: int = 48) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(1)
-    stored = torch.randn(number, frames, height, width, 3, dtype=torch.double, generator=generator)
-    return stored.permute(0, 1, 4, 2, 3)
 
 
 def test_attention_by_hand() -> None:
@@ -92,11 +86,6 @@ def transformers_or_skip() -> Any:
     return pytest.importorskip("transformers", reason="transformers is missing: pip install transformers")
 
 
-def saved(tmp_path: Path, content: Any) -> Path:
-    torch.save(content, tmp_path / "w.pth")
-    return tmp_path / "w.pth"
-
-
 def filled(model: nn.Module) -> nn.Module:
     generator = torch.Generator().manual_seed(3)
     for value in model.parameters():
@@ -113,9 +102,9 @@ def test_logits_are_those_of_transformers_videomae(tmp_path: Path) -> None:
     )  # fmt: skip
     expected = filled(theirs.VideoMAEForVideoClassification(config))
     ours = build_model("vit", "vit_s", FRAMES, 5, width=0.125).double().eval()
-    report = load_pretrained(ours, saved(tmp_path, expected.state_dict()))
+    report = load(ours, expected.state_dict(), tmp_path)
     assert {row.fate for row in report.rows} <= {"loaded", "counter"}
-    clip = clips(width=32)
+    clip = clips(2, FRAMES)
     # Their positions have the digits of float32.
     assert_near(ours(clip), expected(pixel_values=clip).logits, 1e-6)
 
@@ -129,7 +118,7 @@ def test_a_frames_logits_are_those_of_transformers_vit(tmp_path: Path) -> None:
     )  # fmt: skip
     expected = filled(theirs.ViTForImageClassification(config))
     ours = build_model("vit", "vit_s", 2, 5, width=0.125, adapter="st").double().eval()
-    report = load_pretrained(ours, saved(tmp_path, timms(expected.state_dict())))
+    report = load(ours, timms(expected.state_dict()), tmp_path)
     assert all(".adapter." in name for name in report.names("missing")) and report.names("unexpected") == ()
     clip = clips(1, 2, 224, 224)
     assert_near(frame_logits(ours, clip)[:, 0], expected(pixel_values=clip[0]).logits, 1e-9)
@@ -217,7 +206,7 @@ def test_published_names_load(
     unexpected: set[str],
 ) -> None:  # fmt: skip
     source, model = (random_vit(adapter, seed, positions=positions) for seed in (1, 2))
-    report = load_pretrained(model, saved(tmp_path, layout(source.state_dict())))
+    report = load(model, layout(source.state_dict()), tmp_path)
     assert {name.rpartition(".")[0] for name in report.names("missing")} == missing
     assert set(report.names("unexpected")) == unexpected and not any(row.note for row in report.rows)
     for (name, found), expected in zip(model.state_dict().items(), source.state_dict().values(), strict=True):
@@ -239,40 +228,58 @@ def test_a_bias_of_the_keys_changes_nothing() -> None:
     assert_near(attention(x), expected, 1e-12)
 
 
-def refused(tmp_path: Path, model: VideoNetwork, content: Any) -> str:
+def qkv_parts(*missing: str, **replaced: torch.Tensor) -> Callable[[Tensors], Tensors]:
+    """The weights of one block's queries, keys and values apart, but for the missing ones, as transformers has them."""
+
+    def parts(state: Tensors) -> Tensors:
+        found = dict(state)
+        matrix = found.pop(f"{ATTENTION}.qkv.weight")[:48]
+        kinds = {kind: replaced.get(kind, matrix) for kind in ("query", "key", "value") if kind not in missing}
+        return found | {f"{ATTENTION}.{kind}.weight": value for kind, value in kinds.items()}
+
+    return parts
+
+
+ATTENTION = "blocks.3.attn"
+QUERY, KEY, VALUE = (f"{ATTENTION}.{kind}.weight" for kind in ("query", "key", "value"))
+SHAPES = f"matrices of one shape: {QUERY} (48, 48), {KEY}"
+BIAS = f"{ATTENTION}.qkv.bias"
+
+
+@pytest.mark.parametrize(
+    ("options", "layout", "message"),
+    [
+        ({}, vjepas, "needs model.positions=grid_uniform, got index"),
+        ({"positions": "grid"}, vjepas, "needs model.positions=grid_uniform, got grid"),
+        ({}, partial(vjepas, uniform_power=False), "needs model.positions=grid, got index"),
+        ({"positions": "grid"}, partial(vjepas, side=16), "rotary"),
+        ({}, lambda state: random_vit("st").state_dict(), "pos_embed"),
+        ({}, lambda state: state | {"pos_embed": torch.ones(0, 1568, 48)}, "pos_embed"),
+        ({"adapter": "st"}, lambda state: state | {"norm_pre.weight": torch.ones(48)}, "CLIP"),
+        ({"adapter": "st"}, lambda state: state | {"blocks.0.ls1.gamma": torch.ones(48)}, "blocks.0.ls1.gamma"),
+        ({}, qkv_parts("key"), f"it has {QUERY}, {VALUE} and no {KEY}"),
+        ({}, qkv_parts("value"), f"and no {VALUE}"),
+        ({}, qkv_parts(key=torch.ones(48, 47)), f"{SHAPES} (48, 47)"),
+        ({}, qkv_parts(key=torch.tensor(1.0)), f"{SHAPES} ()"),
+        (
+            {},
+            lambda state: state | {BIAS: torch.ones(2)},
+            f"{BIAS} must be of queries, keys and values, got shape (2,)",
+        ),
+        (
+            {},
+            lambda state: state | {BIAS: torch.tensor(1.0)},
+            f"{BIAS} must be of queries, keys and values, got shape ()",
+        ),
+    ],
+)
+def test_files_of_other_vits_are_refused(
+    tmp_path: Path, options: dict[str, Any], layout: Callable[[Tensors], Any], message: str
+) -> None:
+    model = random_vit(**options)
     with pytest.raises(UserError, match="weights of another network") as error:
-        load_pretrained(model, saved(tmp_path, content))
-    return str(error.value)
-
-
-def test_files_with_other_positions_or_norms_are_refused(tmp_path: Path) -> None:
-    index, grid, frames = random_vit(), random_vit(positions="grid"), random_vit("st")
-    state = grid.state_dict()
-    assert "needs model.positions=grid_uniform, got index" in refused(tmp_path, index, vjepas(state))
-    assert "needs model.positions=grid_uniform, got grid" in refused(tmp_path, grid, vjepas(state))
-    assert "needs model.positions=grid, got index" in refused(tmp_path, index, vjepas(state, uniform_power=False))
-    assert "rotary" in refused(tmp_path, grid, vjepas(state, 16))
-    assert "pos_embed" in refused(tmp_path, index, frames.state_dict())
-    assert "CLIP" in refused(tmp_path, frames, frames.state_dict() | {"norm_pre.weight": torch.ones(48)})
-    assert "blocks.0.ls1.gamma" in refused(
-        tmp_path, frames, frames.state_dict() | {"blocks.0.ls1.gamma": torch.ones(48)}
-    )
-
-
-def test_parts_of_an_attention_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
-    model = random_vit()
-    state = model.state_dict()
-    matrix = state.pop("blocks.3.attn.qkv.weight")[:48]
-    query, key, value = (f"blocks.3.attn.{part}.weight" for part in ("query", "key", "value"))
-    assert f"it has {query}, {value} and no {key}" in refused(tmp_path, model, state | {query: matrix, value: matrix})
-    assert f"and no {value}" in refused(tmp_path, model, state | {query: matrix, key: matrix})
-    for other, shape in ((matrix[:, 1:], "(48, 47)"), (matrix[0, 0], "()")):
-        wrong = refused(tmp_path, model, state | {query: matrix, key: other, value: matrix})
-        assert f"matrices of one shape: {query} (48, 48), {key} {shape}" in wrong
-    for bias, shape in ((torch.ones(2), "(2,)"), (torch.tensor(1.0), "()")):
-        wrong = refused(tmp_path, model, state | {"blocks.3.attn.qkv.bias": bias})
-        assert f"blocks.3.attn.qkv.bias must be of queries, keys and values, got shape {shape}" in wrong
-    assert "pos_embed" in refused(tmp_path, model, model.state_dict() | {"pos_embed": torch.ones(0, 1568, 48)})
+        load(model, layout(model.state_dict()), tmp_path)
+    assert message in str(error.value)
 
 
 @torch.no_grad()
@@ -282,17 +289,9 @@ def test_the_shift_is_in_front_of_the_attention_alone(direction: str) -> None:
     model = random_vit("shift", shift_direction=direction)
     block = model.blocks[3]
     x = torch.randn(2 * FRAMES, 7, 48, dtype=torch.double)
-    shifted = torch.zeros_like(x)
-    for m, (clip, t) in enumerate(itertools.product(range(2), range(FRAMES))):
-        shifted[m, :, 12 if direction == "both" else 6 :] = x[m, :, 12 if direction == "both" else 6 :]
-        past = slice(6, 12) if direction == "both" else slice(0, 6)
-        if t > 0:
-            shifted[m, :, past] = x[clip * FRAMES + t - 1, :, past]
-        if direction == "both" and t + 1 < FRAMES:
-            shifted[m, :, :6] = x[clip * FRAMES + t + 1, :, :6]
+    shifted = shifted_by_hand(x.transpose(1, 2), FRAMES, 6, direction).transpose(1, 2)
     middle = x + block.attn(block.norm1(shifted))
     assert_near(block(x), middle + block.mlp(block.norm2(middle)), 1e-12)
-    assert_near(temporal_shift(x.transpose(1, 2), FRAMES, 0.125, direction).transpose(1, 2), shifted, 1e-12)  # type: ignore[arg-type]
 
 
 @torch.no_grad()
@@ -312,7 +311,7 @@ def test_an_st_adapter_by_its_formula() -> None:
 def test_a_fresh_st_adapter_is_the_identity() -> None:
     generator = torch.Generator().manual_seed(0)
     model = build_model("vit", "vit_s", FRAMES, 5, width=0.125, adapter="st", generator=generator).double().eval()
-    clip = clips()
+    clip = clips(*CLIPS)
     expected = model(clip)
     for block in model.blocks:
         assert block.adapter.fc1.weight.any() and block.adapter.fc2.weight.any()
@@ -322,7 +321,7 @@ def test_a_fresh_st_adapter_is_the_identity() -> None:
 
 @torch.inference_mode()
 def test_a_past_only_shift_streams() -> None:
-    model, clip = random_vit("shift", shift_direction="past"), clips()
+    model, clip = random_vit("shift", shift_direction="past"), clips(*CLIPS)
     theirs = frame_logits(model, clip)
     assert theirs.std(0).min() > 1e-6 * theirs.abs().max(), "the frames differ"
     assert_near(streamed(model, clip), theirs, 1e-12)
@@ -331,7 +330,7 @@ def test_a_past_only_shift_streams() -> None:
 @torch.no_grad()
 def test_each_form_sees_what_it_should() -> None:
     """Joint attention sees the order of the frames; an image ViT with the shift sees it too, and one frame at most."""
-    clip = clips()
+    clip = clips(*CLIPS)
     changed = clip.clone()
     changed[:, -1] += 1
     assert (random_vit()(clip) - random_vit()(clip.flip(1))).abs().max() > 1e-3
@@ -359,36 +358,21 @@ def test_drop_path_takes_whole_clips_by_the_seed_and_grows_with_the_depth() -> N
     assert drop.eval()(x) is x and not any("drop" in name for name in model.state_dict())
 
 
-def test_recomputed_blocks_leave_out_the_same_clips() -> None:
+def test_recomputed_blocks_leave_out_the_same_clips(*CLIPS) -> None:
     kept, recomputed = (random_vit("shift", drop_path=0.9).train() for _ in range(2))
     recompute_blocks(recomputed)
     for model in (kept, recomputed):
         model.reseed(5)
-        model(clips(4)).square().sum().backward()
+        model(clips(4, FRAMES)).square().sum().backward()
     for (name, one), other in zip(kept.named_parameters(), recomputed.parameters(), strict=True):
         assert torch.equal(one.grad, other.grad), name
 
 
-def counted(backbone: str, frames: int, adapter: str = "none", trunk: bool = True) -> Count:
-    with torch.device("meta"):
-        model = build_model("vit", backbone, frames, 400, adapter=adapter)  # type: ignore[arg-type]
-        if not trunk:
-            freeze_trunk(model)
-        return count(model, 224)
-
-
-@pytest.mark.parametrize(
-    ("backbone", "parameters", "multiply_adds"), [("vit_s", 22, 57), ("vit_b", 87, 180), ("vit_l", 305, 597)]
-)
-def test_the_published_counts(backbone: str, parameters: int, multiply_adds: int) -> None:
-    """VideoMAE, Table 6 and model zoo: millions of parameters, G multiply-adds of 16 x 224 x 224, 400 classes."""
-    found = counted(backbone, 16)
-    assert found.parameters / 1e6 == pytest.approx(parameters, rel=0.01)
-    assert round(found.multiply_adds / 1e9) == multiply_adds
-
-
 def test_attention_and_adapters_are_counted() -> None:
-    plain, adapted, frozen = counted("vit_b", 8, "shift"), counted("vit_b", 8, "st"), counted("vit_b", 8, "st", False)
+    with torch.device("meta"):
+        models = [build_model("vit", "vit_b", 8, 400, adapter=adapter) for adapter in ("shift", "st", "st")]
+        freeze_trunk(models[2])
+        plain, adapted, frozen = (count(model, 224) for model in models)
     # Attention: 2 products of 197 x 197 x 768 in 12 blocks and 8 frames. The rest are layers.
     assert plain.multiply_adds - sum(layer.multiply_adds for layer in plain.layers) == 12 * 8 * 2 * 197**2 * 768
     # An adapter: 768 to 384 and back, three taps each, and biases. Multiply-adds on 196 patches of 8 frames.
@@ -407,11 +391,11 @@ def test_a_frozen_trunk_trains_adapters_and_classifier_alone() -> None:
     assert sum(bucket.flat.numel() for bucket in split_buckets(model.parameters())) == sum(
         model.get_parameter(name).numel() for name in trained
     )
-    model(clips()).square().sum().backward()
+    model(clips(*CLIPS)).square().sum().backward()
     assert {name for name, parameter in model.named_parameters() if parameter.grad is not None} == trained
 
 
-@pytest.mark.parametrize(("arch", "backbone", "frames"), [*SMALL, ("vit", "vit_s", 4)])
+@pytest.mark.parametrize(("arch", "backbone", "frames"), NETWORKS)
 def test_every_architecture_has_a_trunk_that_freezes(arch: str, backbone: str | None, frames: int) -> None:
     with torch.device("meta"):
         model = build_model(arch, backbone, frames, 3, width=0.125)
@@ -429,29 +413,3 @@ def test_a_frozen_trunk_with_batch_normalisations_keeps_their_statistics() -> No
     model.train()
     assert not model.bn1.training
     assert all(p.requires_grad == ("nl." in name or name.startswith("fc.")) for name, p in model.named_parameters())
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"num_frames": 7}, "must be a multiple of 2 for vit, a tubelet has two, got 7"),
-        ({"backbone": "resnet50"}, "must be one of vit_s, vit_b, vit_l for vit, got resnet50"),
-        ({"arch": "tsm", "backbone": "vit_s"}, "for tsm, got vit_s"),
-        (
-            {"arch": "tsm", "drop_path": 0.1},
-            r"model\.drop_path: must be 0\.0 with model\.arch tsm: only arch vit reads",
-        ),
-        ({"adapter": "lora"}, "adapter.*: Input should be 'none', 'shift' or 'st'"),
-        (
-            {"adapter": "st", "positions": "grid"},
-            r"must be index with model\.adapter st: only adapter none reads it; the others",
-        ),
-        ({"adapter": "shift", "shift_place": "in_place"}, "must be residual for vit, got in_place"),
-        ({"drop_path": 1.0}, "drop_path.*: Input should be less than 1"),
-        ({"zero_init_residual": True}, "must be false for vit, whose residual branches do not end in a norm"),
-    ],
-)
-def test_wrong_choices(options: dict[str, Any], message: str) -> None:
-    with torch.device("meta"), pytest.raises(ValueError, match=message):
-        build_model(**{"arch": "vit", **options})
-    build_model("vit", "vit_s", 7, width=0.125, adapter="shift")

@@ -1,4 +1,4 @@
-"""The papers' figures as they are printed, and the TSM paper's tables against its text and our networks."""
+"""The papers' figures as printed, the TSM paper's tables against its text and our networks, and the fit of Summit."""
 
 from __future__ import annotations
 
@@ -6,11 +6,15 @@ import re
 
 import pytest
 
+from summit_train.core.errors import RunFailed
 from summit_train.counts import count_network
+from summit_train.scaling.machines import load_machine
 from tests.worlds import ROOT, bench_script
 
 latency, published, tsm_paper = (bench_script(name) for name in ("latency", "published", "published_tsm"))
+fit_summit = bench_script("fit_summit")
 KINETICS, SOMETHING, TABLES = tsm_paper.KINETICS, tsm_paper.SOMETHING, tsm_paper.TABLES
+BASE = load_machine("summit_published")
 
 
 def test_table_3_of_the_scaling_paper_is_what_it_prints() -> None:
@@ -20,9 +24,7 @@ def test_table_3_of_the_scaling_paper_is_what_it_prints() -> None:
     # Against one node's 49 h 55 min: the node-seconds of 8, 256 and 384 nodes, in percent.
     one, *others = published.TIMED_ROWS
     shares = {row.nodes: 100 * (one.seconds or 0) / ((row.seconds or 1) * row.nodes) for row in others}
-    assert shares[8] == pytest.approx(87.7, abs=0.05)
-    assert shares[256] == pytest.approx(82.3, abs=0.05)
-    assert shares[384] == pytest.approx(76.8, abs=0.05)
+    assert [shares[nodes] for nodes in (8, 256, 384)] == pytest.approx([87.7, 82.3, 76.8], abs=0.05)
 
 
 # Table, two of its rows, a column, and the ratio that the text gives, with half of its last digit.
@@ -76,3 +78,40 @@ def test_the_page_lists_every_script() -> None:
     page = (ROOT / "docs/papers.md").read_text(encoding="utf-8")
     scripts = {path.name for path in (ROOT / "papers").glob("*.py") if "if __name__ ==" in path.read_text()}
     assert set(re.findall(r"`python papers/(\w+\.py)", page)) == scripts
+
+
+def test_the_shipped_file_is_what_the_script_writes() -> None:
+    fit = fit_summit.fit_table_3(BASE)
+    text = fit_summit.machine_text(fit_summit.fitted(BASE, fit), fit)
+    assert text == (ROOT / "configs/machines/summit.yaml").read_text(encoding="utf-8")
+
+
+def test_the_shipped_machine_predicts_table_3_and_the_speed_of_the_i3ds() -> None:
+    summit = load_machine("summit")
+    errors = fit_summit.errors_of(summit)
+    assert errors == pytest.approx({row.nodes: 0 for row in published.TIMED_ROWS}, abs=0.03)
+    ratios = fit_summit.speed_ratios(summit)
+    for arch, ratio in fit_summit.SPEED_RATIO.items():
+        assert ratios[arch] == pytest.approx(ratio, rel=0.10)
+
+
+def test_other_rows_do_not_turn_the_picture() -> None:
+    # What is claimed of the fit must not hang on the one choice of rows: these are the ends and the middle.
+    for nodes in ((1, 8, 64), (1, 16, 256), (1, 32, 384)):
+        fit = fit_summit.fit_table_3(BASE, nodes)
+        errors = fit_summit.errors_of(fit_summit.with_constants(BASE, fit))
+        assert max(map(abs, errors.values())) < 0.03
+        assert 0.037 < fit.seconds_per_clip < 0.040
+
+
+def test_rows_that_leave_a_constant_open_are_refused() -> None:
+    for nodes in ((8, 64, 384), (1, 8), (1, 8, 64, 384)):
+        with pytest.raises(RunFailed, match="clips and passes apart"):
+            fit_summit.fit_table_3(BASE, nodes)
+
+
+def test_ring_latencies_alone_would_rise_more_than_the_times_did() -> None:
+    # With the ring that the paper names and NCCL's hops, no room is left for stragglers.
+    ring = load_machine("summit_published", ["network.algorithm=ring"])
+    with pytest.raises(RunFailed, match="no positive constants"):
+        fit_summit.fit_table_3(ring)

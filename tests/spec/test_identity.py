@@ -20,7 +20,7 @@ from summit_train.spec import (
     smallest_spec,
     spec_from_values,
 )
-from summit_train.spec.typed import BUILT_IN, OWN, ReadWith, Scope, Section, section_in
+from summit_train.spec.typed import Scope, Section, section_in
 
 # Keys of training that change no score of a checkpoint, and those that change them where precise BN reads the batches.
 TRAINING = """
@@ -114,27 +114,17 @@ def test_a_key_without_a_mark_counts_in_every_section(name: str) -> None:
     assert not changes_scores(spec, f"{name}.marked")
 
 
-def _fields(section: type[Section], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
+def fields(section: type[Section], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
     for name, field in section.model_fields.items():
         yield prefix + name, field
         if (inner := section_in(field.annotation)) is not None:
-            yield from _fields(inner, f"{prefix}{name}.")
+            yield from fields(inner, f"{prefix}{name}.")
 
 
 def test_a_scope_is_that_of_a_section_or_of_its_keys() -> None:
     """A section within a section is one value in a checkpoint, so a mark in it would be half true."""
-    deep = {key for key, field in _fields(Spec) if any(isinstance(mark, Scope) for mark in field.metadata)}
+    deep = {key for key, field in fields(Spec) if any(isinstance(mark, Scope) for mark in field.metadata)}
     assert deep and all(key.count(".") <= 1 for key in deep)
-
-
-def test_a_reader_is_a_key_and_one_of_its_values() -> None:
-    fields = dict(_fields(Spec))
-    marks = [(key, mark) for key, field in fields.items() for mark in field.metadata if isinstance(mark, ReadWith)]
-    assert len(marks) > 20
-    for key, mark in marks:
-        sibling = f"{key.rpartition('.')[0]}.{mark.key}"
-        reader = fields[sibling if sibling in fields else mark.key]
-        assert mark.value in (OWN, BUILT_IN) or f"'{mark.value}'" in repr(reader), key
 
 
 def test_a_key_within_a_nested_section_or_the_options_counts_as_the_section_does() -> None:

@@ -11,52 +11,33 @@ import pytest
 import torch
 from torch import nn
 
-from summit_train.models import VideoNetwork, build_model
+from summit_train.models import build_model
 from summit_train.models.fast import accelerate, execution
 from summit_train.models.fast.norm import FusedNorm
 from tests.closeness import assert_all_near, assert_near
+from tests.models.test_build import SMALL
+from tests.networks import clips, random_network
 
 ROOT = Path(__file__).resolve().parents[3]
 NETWORKS = [
-    ("tsn", "resnet18", 4, {}),
-    ("tsm", "resnet18", 4, {}),
+    *((*network, {}) for network in SMALL),
     ("tsm", "resnet50", 3, {"shift_fraction": 0.3}),
     ("tsm", "resnet50", 4, {"shift_place": "in_place"}),
     ("tsm", "resnet50", 4, {"shift_direction": "past"}),
     ("tsm", "resnet50", 2, {"non_local": "original"}),
-    ("i3d_3x3x3", "resnet18", 16, {}),
-    ("i3d_3x1x1", "resnet50", 8, {}),
-    ("trn", "resnet18", 3, {}),
-    ("eco_lite", None, 4, {}),
-    ("slowfast", None, 8, {}),
-    ("x3d_m", None, 2, {}),
-    ("ir_csn", None, 8, {}),
     ("i3d_3x1x1", "resnet50", 8, {"non_local": "tsm"}),
 ]
 needs_kernels = pytest.mark.skipif(execution().startswith("none"), reason=f"no kernels: {execution()}")
-
-
-def twins(
-    arch: str, backbone: str | None, num_frames: int, options: dict
-) -> tuple[VideoNetwork, VideoNetwork, torch.Tensor]:
-    """A plain network, its accelerated twin, and two clips."""
-    generator = torch.Generator().manual_seed(0)
-    plain = build_model(arch, backbone, num_frames, 3, width=0.125, dropout=0.2, generator=generator, **options)
-    plain.fc.weight.data.normal_(generator=generator)
-    for name, parameter in plain.named_parameters():
-        if name.endswith("nl.W.1.weight"):  # 0 at first, which hides the non-local block
-            parameter.data.fill_(0.5)
-    fast = copy.deepcopy(plain)
-    accelerate(fast)
-    clip = torch.randn(2, num_frames, 40, 32, 3, dtype=torch.double, generator=generator).permute(0, 1, 4, 2, 3)
-    return plain, fast, clip
 
 
 @pytest.mark.parametrize(("arch", "backbone", "num_frames", "options"), NETWORKS)
 def test_values_gradients_and_statistics_are_the_plain_networks(
     arch: str, backbone: str | None, num_frames: int, options: dict
 ) -> None:
-    plain, fast, clip = twins(arch, backbone, num_frames, options)
+    plain = random_network(arch, backbone, num_frames, dropout=0.2, **options)
+    fast = copy.deepcopy(plain)
+    accelerate(fast)
+    clip = clips(2, num_frames, 40)
     assert list(fast.state_dict()) == list(plain.state_dict())
     for weight in fast.parameters():
         form = {4: torch.channels_last, 5: torch.channels_last_3d}.get(weight.dim(), torch.contiguous_format)

@@ -20,6 +20,7 @@ from summit_train.models import build_model
 from summit_train.models.fast import accelerate, execution
 from summit_train.models.fast import kernels as library
 from summit_train.models.fast.kernels import Kernels, compiled, library_file, targets
+from tests.networks import clips
 from tests.worlds import PATIENCE_S, forked
 
 
@@ -250,7 +251,7 @@ def computed() -> list[str]:
     generator = torch.Generator().manual_seed(0)
     model = build_model("tsm", "resnet18", 4, 3, width=0.25, generator=generator).train()
     said = accelerate(model)
-    clip = torch.randn(2, 4, 32, 32, 3, generator=torch.Generator().manual_seed(1)).permute(0, 1, 4, 2, 3)
+    clip = clips(2, 4)
     logits = model.double()(clip.double())
     logits.square().sum().backward()
     return [said, execution(), *(f"{x:.12g}" for x in (*logits.flatten().tolist(), model.conv1.weight.grad.norm()))]
