@@ -13,6 +13,7 @@ from pydantic_core import PydanticUndefined
 
 import summit_train
 from summit_train.__main__ import _COMMANDS, _parser, main
+from summit_train.cluster.site import load_site
 from summit_train.spec import load_spec
 from summit_train.spec.source import shipped_names
 from summit_train.sweep.grid import SweepFile, load_sweep
@@ -218,6 +219,30 @@ def test_the_example_of_folds_is_a_sweep(tmp_path: Path) -> None:
     (tmp_path / "folds.yaml").write_text(folds)
     runs = load_sweep(tmp_path / "folds.yaml").runs
     assert len(runs) == 3 * 2 * 5 and runs[0].name in TEXTS["docs/sweeps.md"]
+
+
+def test_the_rows_of_how_do_i_are_commands_and_keys(tmp_path: Path) -> None:
+    rows = re.findall(r"^\|[^|]*\|`([^`]*)`([^|]*)\|", TEXTS["docs/how_do_i.md"].split("## Glossary")[0], re.M)
+    assert len(rows) >= 30
+    base = {
+        "name": "t",
+        "extends": "shipped:tsm_finetune",
+        "model": {"num_classes": 3, "pretrained": "w.pth"},
+        "data": {"train": "a", "val": "b"},
+    }
+    (tmp_path / "base.yaml").write_text(yaml.safe_dump(base))
+    for text, condition in rows:
+        if text.startswith("summit-train "):
+            words = shlex.split(text)[1:]
+            _, left = _parser(words[:1])[0].parse_known_args(words)
+            assert all("=" in word and not word.startswith("-") for word in left), text
+        elif "site profile" in condition:
+            profile = f"{_example('docs/clusters/sites.md')}comm: torch\nlauncher_options: []\n{text}\n"
+            (tmp_path / "site.yaml").write_text(profile)
+            assert load_site(tmp_path / "site.yaml").container is not None
+        elif re.match(r"\w+: ", text):
+            (tmp_path / "spec.yaml").write_text(f"extends: base.yaml\n{text}\n")
+            load_spec(tmp_path / "spec.yaml")
 
 
 def test_the_table_of_a_sweeps_keys_has_every_key_with_its_default() -> None:

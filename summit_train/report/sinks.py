@@ -66,7 +66,7 @@ def write_mlflow(runs: Sequence[RunRecord], out: Path) -> list[str]:
         from mlflow.entities import Metric, Param
         from mlflow.tracking import MlflowClient
     except ImportError as error:
-        raise UserError(f"--to mlflow needs {error.name}: pip install mlflow") from error
+        raise UserError(f"--to mlflow needs {error.name}: pip install 'summit_train[trackers]'") from error
     out.mkdir(parents=True, exist_ok=True)
     uri = f"sqlite:///{(out / 'mlflow.db').resolve()}"
     client = MlflowClient(uri, uri)
@@ -102,7 +102,7 @@ def write_wandb(runs: Sequence[RunRecord], out: Path) -> list[str]:
     try:
         import wandb
     except ImportError as error:
-        raise UserError(f"--to wandb needs {error.name}: pip install wandb") from error
+        raise UserError(f"--to wandb needs {error.name}: pip install 'summit_train[trackers]'") from error
     out.mkdir(parents=True, exist_ok=True)
     folders = []
     for run in runs:

@@ -135,7 +135,7 @@ class Origin:
     def asked(cls, path: str, run_path: Path, step: int, new_run: Path) -> Origin:
         """Return the origin that `train PATH --from STEP` names for `new_run`; run_path: the folder of the run there.
 
-        Raises UserError where it has no such checkpoint, unless the new run has gone on since to some of its own.
+        Raises UserError unless that checkpoint exists, or the new run has begun with it and has checkpoints too.
         """
         origin = cls(str(checkpoint_path(run_path, step).absolute()))
         former = cls.read(new_run)

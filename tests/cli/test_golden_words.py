@@ -32,9 +32,11 @@ import yaml
 from matplotlib.figure import Figure
 
 from summit_train.__main__ import _parser, main
+from summit_train.data.video.encode import write_video
 from summit_train.models import build_model
 from tests.page_values import page_text, save_values
 from tests.run_directories import ENVIRONMENT
+from tests.scored_runs import FLOW, RGB, write_scored_run
 from tests.training.test_golden_runs import SIDE, write_set
 from tests.worlds import ROOT, forked, main_without_reports
 
@@ -182,6 +184,54 @@ def help_words() -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
+def refusals() -> str:
+    """Return what each command of the golden file says of its mistake, before its work and without writing anything.
+
+    To add a refusal, add its line `$ summit-train ...` to that file, and write the files anew.
+    """
+    before = {path: path.lstat().st_mtime_ns for path in Path().rglob("*")}
+    text = ""
+    with pytest.MonkeyPatch.context() as patch:
+        for work in ("cli.predict.predict_videos", "inference.export.export.exported"):
+            patch.setattr(f"summit_train.{work}", None)
+        for words in re.findall(r"^\$ summit-train (.*)", (GOLDEN / "refusals.txt").read_text(encoding="utf-8"), re.M):
+            out, err, status = printed(words)
+            assert (out, status) == ("", 2) and err.startswith(("summit-train: ", "usage: ")), (words, out, err)
+            is_usage = err.startswith("usage: ")
+            reason = err.splitlines()[-1] if is_usage else err.removeprefix("summit-train: ").rstrip("\n")
+            text += f"$ summit-train {words}\n{reason}\n"
+    assert {path: path.lstat().st_mtime_ns for path in Path().rglob("*")} == before
+    return text
+
+
+def data_words() -> str:
+    """Return what the commands of the golden file print in the folder `data`, and the files that `cat` names."""
+    text = ""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir("data")
+        for words in re.findall(r"^\$ (.*)", (GOLDEN / "data.txt").read_text(encoding="utf-8"), re.M):
+            command, _, rest = words.partition(" ")
+            if command == "summit-train":
+                text += said(rest)
+            else:
+                content = Path(rest).read_text(encoding="utf-8") if Path(rest).exists() else "no such file\n"
+                text += f"$ {words}\n{content}"
+    return re.sub(r"\b[0-9a-f]{64}\b", "SHA256", text)
+
+
+def cost_words() -> str:
+    """Return what the commands of the golden file print; of job scripts only some directives and the last line."""
+    golden = (GOLDEN / "cost.txt").read_text(encoding="utf-8")
+    text = "".join(map(said, re.findall(r"^\$ summit-train (.*)", golden, re.M)))
+    is_script = False
+    kept = []
+    for line in text.splitlines(keepends=True):
+        is_script = line.startswith("#!") or (is_script and not line.startswith(("stderr: ", "$ ")))
+        if not is_script or re.match(r"#(BSUB -W|SBATCH --(mail|account)|PBS -m)|# \{staged\}|.* train ", line):
+            kept.append(line)
+    return "".join(kept)
+
+
 def train_words() -> str:
     """Return what `train` printed, without times and speeds; a step that is not the last is only said of slow ones."""
     text = re.sub(r".*: step (?!9/9).*\n", "", Path("train.log").read_text(encoding="utf-8"))
@@ -207,6 +257,9 @@ WORDS: dict[str, Callable[[], str]] = {
     **{name: partial(transcript, name) for name in TRANSCRIPTS},
     **{name: partial(but_for_the_script, name) for name in ("submit", "sweep")},
     "report": report_words,
+    "refusals": refusals,
+    "data": data_words,
+    "cost": cost_words,
 }
 
 
@@ -252,6 +305,80 @@ def make(folder: Path) -> None:
     shutil.copytree(folder / "runs/words", folder / "runs/other")
     changed = (folder / "runs/other/spec.yaml").read_text().replace("name: words", "name: other")
     (folder / "runs/other/spec.yaml").write_text(changed)
+    make_what_is_refused(folder)
+    make_data(folder / "data")
+
+
+def make_what_is_refused(folder: Path) -> None:
+    """Write files that are of no use to the commands of refusals.txt, and such as they must not replace."""
+    for name in ("set/jump/a.mp4", "set/walk/b.mp4", "video.mp4"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        write_video(folder / name, np.zeros((3, 16, 16, 3), np.uint8))
+    texts = {
+        "three.txt": "a\nb\nc\n",
+        "regions.csv": "path,label,left,top,width,height\nvideo.mp4,0,1,2,9,8\n",
+        "gone.csv": "path,label\n1.mp4,0\n2.mp4,1\n",
+        "train.html": "",
+        "site.yaml": (ROOT / "configs/sites/summit.yaml").read_text(encoding="utf-8"),
+        "machine.yaml": (ROOT / "configs/machines/ib_cluster.yaml").read_text(encoding="utf-8"),
+        "ours.yaml": "extends: shipped:sites/slurm_generic\nname: ours\nrequires: [account]\n"
+        "spec: {precision: bf16, watch.stall_seconds: 60}\ndirectives: [{option: --constraint=gpu, why: GPUs}]\n",
+        "packed_val/pack.json": "",
+        "two.yaml": "grid: {seed: [0, 1]}",
+        "many_ranks.yaml": "grid: {seed: [0]}\nnodes: 3",
+        "many_gpus.yaml": "grid: {seed: [0], scale.gpus: [64]}",
+        "unknown.yaml": "grid: {sed: [0, 1]}",
+    }
+    (folder / "packed_val").mkdir()
+    for name, text in texts.items():
+        is_sweep = text.startswith("grid: ")
+        (folder / name).write_text(f"name: study\nbase: spec.yaml\n{text}\n" if is_sweep else text, encoding="utf-8")
+    for name in ("empty", "folder.json", "folder.mp4"):
+        (folder / name).mkdir()
+    (folder / "link.csv").symlink_to("train.csv")
+    os.mkfifo(folder / "pipe")
+    shutil.copytree(folder / "runs/other", folder / "without", ignore=shutil.ignore_patterns("*.pt*", "best.json"))
+    train = str(folder / "train.csv")
+    for words in (
+        ("split", train, str(folder / "folds"), "--folds", "3"),
+        ("pack", train, str(folder / "packed"), "--kind", "bytes", "--workers", "0"),
+    ):
+        assert main(["data", *words]) == 0
+
+
+def make_data(folder: Path) -> None:
+    """Write lists and class folders, whose videos are missing, torn, changed, or too short for their clips."""
+    write_scored_run(folder / "rgb", RGB)
+    write_scored_run(folder / "flow", FLOW)
+    texts = {
+        "classes/jump/torn.mp4": "x",
+        "classes/walk/notes.txt": "",
+        "torn.mp4": "x",
+        "spans.csv": "path,label,start_frame,end_frame a.mp4,0,0,8 a.mp4,1,8, a.mp4,0,15,21 a.mp4,1,, a.mp4,0,20, "
+        "torn.mp4,1,2,3 gone.mp4,1,,",
+        "bad/jump/torn.mp4": "x",
+        "own/list.csv": "path,label,group,start_frame,end_frame,own gone.mp4,0;2,a,0,8,x "
+        "gone.mp4,1,b,8,,y a.mp4,2,c,,,z",
+        "regions.csv": "path,label,left,top,width,height b.mp4,0,2,3,30,13 c.mp4,1,2,3,30,14 c.mp4,0,,,,",
+        "one.csv": "path,label,group b.mp4,0,g0 classes/jump/a.mp4,0,g1 a.mp4,0,g2",
+        "other.csv": "path,label b.mp4,0 copy.mp4,0 d.mp4,0 torn.mp4,0 gone.mp4,0",
+        "both.csv": "path,label,group b.mp4,0,g0 a.mp4,0,g2 b.mp4,1, copy.mp4,0,g1 classes/jump/a.mp4,0,",
+    }
+    videos = {"classes/jump/a": (3, 16), "a": (20, 16), "b": (3, 32), "c": (4, 32), "d": (5, 16)}
+    for name, (num_frames, width) in videos.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        write_video(folder / f"{name}.mp4", np.full((num_frames, 16, width, 3), 9, np.uint8))
+    for name, text in texts.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text.replace(" ", "\n") + "\n" * text.startswith("path"))
+    (folder / "mounted").mkdir()
+    copies = {"classes/walk/b.mp4": "classes/jump/a.mp4", "copy.mp4": "classes/jump/a.mp4"}
+    for name, source in (copies | {"own/a.mp4": "a.mp4", "mounted/gone.mp4": "a.mp4"}).items():
+        shutil.copy(folder / source, folder / name)
+    shutil.copytree(folder / "classes", folder / "changed")
+    video = folder / "changed/walk/b.mp4"
+    video.write_bytes(video.read_bytes()[:-1] + b"?")  # in the title, which no decoder looks at
+    shutil.copytree(folder / "classes", folder / "good", ignore=shutil.ignore_patterns("torn.mp4"))
 
 
 def settle(run: Path) -> None:

@@ -17,7 +17,7 @@ from summit_train.data.manifest import Manifest, ManifestRow, read_manifest, wri
 from summit_train.data.manifest.reading import write_classes
 from summit_train.models import build_model
 from tests.conftest import WriteSpec
-from tests.worlds import Say, refused, train
+from tests.worlds import Say, train
 
 Plan = Callable[..., Any]
 
@@ -207,31 +207,6 @@ def test_memory_has_every_learner_of_a_rank(write_spec: WriteSpec, plan: Plan) -
     found = {ranks: plan(spec, "--json", "--ranks", ranks) for ranks in (1, 4)}
     three_more = found[1]["memory_bytes_per_rank"] - found[4]["memory_bytes_per_rank"]
     assert three_more == 3 * 2 * 4 * found[1]["parameters"]
-
-
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        (
-            "parallel.grow_batch.max=21",
-            "grow_batch.max: 21 clips do not fit a learner's epoch: 4 learners have 20 of the",
-        ),
-        ("parallel.grow_batch.max=1", "parallel.grow_batch.max: must be at least scale.clips_per_gpu, 2, got 1"),
-        ("parallel.grow_batch.factor=1", "parallel.grow_batch.factor: Input should be greater than or equal to 2"),
-        ("evaluate.every_epochs=0", "parallel.grow_batch: must be null if evaluate.every_epochs is 0"),
-        ("parallel.period=0", "parallel.period: must be epoch or a number of steps from 1 to 1,000,000, got 0"),
-        (
-            "parallel.period=epochs",
-            "parallel.period: must be epoch or a number of steps from 1 to 1,000,000, got 'epochs'",
-        ),
-        ("parallel.method=synchronous", "parallel.grow_batch: must be null with parallel.method synchronous: only"),
-        ("ema.decay=0.9", "ema.decay: must be null with parallel.method averaging"),
-        ("optimizer.compression=fp16", "optimizer.compression: must be none with parallel.method averaging"),
-    ],
-)
-def test_what_cannot_be_is_refused_in_one_line(write_spec: WriteSpec, say: Say, override: str, message: str) -> None:
-    spec = write_spec(parallel=GROWING, evaluate={"every_epochs": 1})
-    assert message in refused(say("plan", spec, override))
 
 
 def test_a_checkpoint_in_the_background_is_a_copy_in_memory(write_spec: WriteSpec, plan: Plan) -> None:

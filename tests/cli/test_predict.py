@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import csv
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.worlds import Say, command, lines, refused
+from tests.worlds import Say, command, lines
 
 
 @pytest.fixture
@@ -71,37 +70,6 @@ def test_many_bad_files_are_counted(say: Say, tmp_path: Path) -> None:
         "... and 2 more; --json and --csv name all",
         "summit-train: 22 of 22 videos could not be read",
     ]
-
-
-def test_what_is_wrong_is_one_line_and_2(
-    say: Say, trained_run: Path, videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "three.txt").write_text("a\nb\nc\n")
-    (tmp_path / "empty").mkdir()
-    without = tmp_path / "without"
-    shutil.copytree(trained_run, without, ignore=shutil.ignore_patterns("*.pt*"))
-    good = videos / "0.mp4"
-
-    def work(*_: Any) -> None:
-        raise AssertionError("nothing is predicted")
-
-    monkeypatch.setattr("summit_train.cli.predict.predict_videos", work)
-    for run_path, words, reason in (
-        (without, [good], "no checkpoint in this folder"),
-        (tmp_path / "nowhere", [good], "no such run folder or checkpoint"),
-        (trained_run, [tmp_path / "empty"], "no video in this folder"),
-        (trained_run, ["gone.mp4"], "gone.mp4: No such file or directory"),
-        (trained_run, [good, "--top", "0"], "--top must be 1 or more, got 0"),
-        (trained_run, [good, "--classes", tmp_path / "three.txt"], "has 3 names"),
-        (trained_run, [good, "--csv", tmp_path], "cannot be written: is not a regular file"),
-        (trained_run, [good, "--csv", "/dev/null"], "cannot be written: is not a regular file"),
-        (trained_run, [good, "--csv", good], "--csv must be another file than "),
-        (trained_run, [good, "--csv", good / "a.csv"], "cannot be written: Not a directory"),
-        (trained_run, [good, "--csv", "/proc/a.csv"], "cannot be written: No such file"),
-        (trained_run, [good, "evaluate.clips=0"], "evaluate.clips"),
-        (trained_run, ["evaluate.clips=1"], "VIDEO is missing"),
-    ):
-        assert reason in refused(say(*words, run=run_path))
 
 
 def test_names_reach_the_terminal_without_their_control_characters(say: Say, videos: Path, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from summit_train.cli.simulate import parse_nodes
 from summit_train.core.errors import UserError
 from summit_train.spec import dump_spec
 from tests.detectors import detector_spec
-from tests.worlds import Say, json_of, refused
+from tests.worlds import Say, json_of
 
 ROOT = Path(__file__).resolve().parents[2]
 SPEC = str(ROOT / "configs/kinetics/tsm_r50_8f_1536gpu.yaml")
@@ -79,29 +79,3 @@ def test_nodes_that_are_none(text: str) -> None:
     with pytest.raises(UserError, match="must be numbers above 0 with commas") as caught:
         parse_nodes(text)
     assert type(caught.value) is UserError  # of an option, and of no machine
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--device", "v100"], "--device was removed; measure a step on your GPU by `summit-train bench step`"),
-        (["--out", "figure.png"], "--out was removed; draw Figure 6 by `python papers/figure6.py"),
-        (["--clips-per-second", "0"], "must be above 0"),
-        (["--clips", "0"], "--clips must be above 0 and finite, got 0"),
-        (["--nodes", "8192"], "do not fill one global batch"),
-        (["--fixed-batch", "--nodes", "257"], "at least the 1,542 ranks"),
-        (["--fixed-batch", "scale.gpus=null"], "has no batch to keep"),
-        (["model.num_classes=10"], "give the number of its clips with --clips N"),
-        (["precision=bf16"], "no rate for tsm in bf16"),
-    ],
-)
-def test_what_cannot_be_is_refused_with_what_would_be_right(say: Say, words: list[str], message: str) -> None:
-    machine = [] if "--device" in words else ["--machine", "summit"]
-    assert message in refused(say("simulate", SPEC, *machine, *words))
-
-
-@pytest.mark.parametrize("name", ["slurm_generic", str(ROOT / "configs/sites/summit.yaml")])
-@pytest.mark.parametrize("option", ["--machine", "--site"])
-def test_a_site_profile_is_not_taken_for_a_machine(say: Say, option: str, name: str) -> None:
-    right = "--machine takes a machine file, such as summit"
-    assert refused(say("simulate", SPEC, option, name)) == f"{name} is a site profile; {right}"

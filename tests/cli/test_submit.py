@@ -13,19 +13,11 @@ from summit_train.cluster.submit import submissions
 from summit_train.spec import load_spec
 from tests.conftest import WriteSpec
 from tests.standins import Standins
-from tests.worlds import Say, environment, refused, stdout_of
+from tests.worlds import Say, environment, stdout_of
 
 ROOT = Path(__file__).resolve().parents[2]
 PAPER = str(ROOT / "configs/kinetics/tsm_r50_8f_1536gpu.yaml")
 ON_SUMMIT = ("--site", "summit", "--clips", "240000")
-COST = (
-    "a b; $(touch x): 1 node of slurm_generic, 4 ranks\n"
-    "  training  unknown: no measurement of this network; give --speed, clips a second of one rank\n"
-    "  walltime  at least one job of 4:00; node-hours unknown without a speed, at most 24.0 with 5 requeues "
-    "(another bound: max_requeues, or --speed)\n"
-    "  output    {run}/job/*.out\n"
-    '  mail      none; to get it, add to the profile: +directives: [{{option: "--mail-type=END,FAIL", why: mail}}]\n'
-)
 
 
 @pytest.fixture
@@ -42,8 +34,6 @@ def test_a_dry_run_needs_no_scheduler_and_touches_nothing(
     monkeypatch.setenv("PATH", "/nowhere")
     words = ("submit", PAPER, *ON_SUMMIT, "--nodes", "256", "--dry-run")
     assert "\n#BSUB -nnodes 256\n" in stdout_of(say(*words))
-    status, _, err = say(*words, "--write")
-    assert status == 2 and "--write: not allowed with argument --dry-run" in err
     assert list(tmp_path.iterdir()) == []
 
 
@@ -90,69 +80,12 @@ def test_a_chain_that_is_written_is_one_job_with_more_requeues(
     assert say(*words)[0] == 2
 
 
-@pytest.mark.parametrize(
-    ("site", "output", "mail"),
-    [
-        ("slurm_generic", "", "--mail-type=END,FAIL"),
-        ("pbs_generic", "; pbs's own messages: {run}/job/*.o[0-9]*", "-m ae"),
-        ("flux_generic", "; flux's own messages: {run}/job/flux-*.out", None),
-    ],
-)
-def test_where_output_and_mail_go_is_said(
-    say: Say, write_spec: WriteSpec, tmp_path: Path, site: str, output: str, mail: str | None
-) -> None:
-    words, run = ("submit", str(write_spec("run")), "--site", site, "--nodes", "1", "--dry-run"), tmp_path / "runs/run"
-    err = say(*words)[2]
-    assert f"  output    {run}/job/*.out{output.format(run=run)}\n" in err
-    if mail is None:
-        assert "  mail      none; flux sends none\n" in err
-        return
-    key = f'+directives: [{{option: "{mail}", why: mail}}]'
-    assert f"  mail      none; to get it, add to the profile: {key}\n" in err
-    status, out, err = say(*words, "--set", key.replace(": ", "=", 1))
-    assert status == 0 and f"  mail      as {mail} says\n" in err and f" {mail}\n" in out
-
-
-def test_a_sites_list_that_another_one_replaces_is_said(say: Say, tmp_path: Path) -> None:
-    generic, site = ROOT / "configs/sites/slurm_generic.yaml", tmp_path / "ours.yaml"
-    site.write_text(f"extends: {generic}\ndirectives: [{{option: --constraint=gpu, why: nodes with GPUs}}]\n")
-    lost = f"warning: ours.yaml:2: directives: replaces the list of {generic}:10, and leaves out --exclusive, --mem=0"
-    for words in (["submit", "--dry-run"], ["plan"]):
-        status, _, err = say(words[0], PAPER, "--clips", "240000", "--site", "ours.yaml", "--nodes", "8", *words[1:])
-        assert status == 0 and f"{lost}; +directives would add to it\n" in err
-
-
-def test_the_words_of_a_site_and_the_price_are_said(say: Say, tmp_path: Path) -> None:
-    generic, site = ROOT / "configs/sites/slurm_generic.yaml", tmp_path / "ours.yaml"
-    words = "spec: {precision: bf16, watch.stall_seconds: 60}\nrequires: [account]\n"
-    site.write_text(f"extends: {generic}\nname: ours\n{words}")
-    cost = (PAPER, "--clips", "240000", "--site", "ours.yaml", "--nodes", "8", "precision=fp32", "--price", "2")
-    status, out, _ = say("plan", *cost)
-    assert status == 0 and "\n  spec           watch.stall_seconds=60, by ours\n" in out
-    assert "\n  price          unknown without a speed, at most 384.00, at 2 a node-hour\n" in out
-    found = json.loads(say("plan", *cost, "--json", "--speed", "10")[1])["site"]
-    assert found["spec"] == {"watch.stall_seconds": 60} and found["price"] == 2
-    assert found["cost"] == pytest.approx(2 * found["node_hours"]) and found["most_cost"] > 4 * found["cost"]
-    refused = "summit-train: ours: a job must have account; give --set account=..., or write it into the profile\n"
-    assert say("submit", *cost, "--dry-run") == (2, "", refused)
-    status, _, err = say("submit", *cost, "--dry-run", "--set", "account=a", "--max-requeues", "0")
-    assert status == 0 and "\n  spec         watch.stall_seconds=60, by ours\n" in err
-    assert "at most 64.00, at 2 a node-hour\n" in err
-
-
 def test_a_job_has_the_words_of_its_site(say: Say, standins: Standins, write_spec: WriteSpec, tmp_path: Path) -> None:
     (standins.folder / "sbatch").write_text("77\n")
     words = ("submit", str(write_spec("run")), "--site", "slurm_generic", "--nodes", "1", "--set")
     assert say(*words, "spec={watch.stall_seconds: 60, data.workers: 9}")[0] == 0
     spec = load_spec(tmp_path / "runs/run/job/spec.yaml")
     assert (spec.watch.stall_seconds, spec.data.workers) == (60, 0)
-
-
-def test_overrides_reach_script_and_cost(say: Say) -> None:
-    words = ("schedule.epochs=200", "name=longer", "--max-requeues", "3", "--walltime", "1:30", "--dry-run")
-    status, out, err = say("submit", PAPER, *ON_SUMMIT, "--nodes", "128", *words)
-    assert status == 0 and "\n#BSUB -W 1:30\n" in out and "/runs/longer\n" in out
-    assert " with 3 requeues\n" in err and "  training     0:56, 117.5 node-hours" in err
 
 
 def test_a_job_is_submitted_and_recorded(say: Say, standins: Standins, write_spec: WriteSpec, tmp_path: Path) -> None:
@@ -171,38 +104,12 @@ def test_a_job_is_submitted_and_recorded(say: Say, standins: Standins, write_spe
     # The same again while that one waits, and when it is gone.
     (standins.folder / "squeue").write_text("77 PENDING\n")
     refusal = f"summit-train: {run}: job 77 is queued; wait for it, or cancel it first\n"
-    assert say(*words)[::2] == (2, COST.format(run=run) + refusal)
+    status, _, err = say(*words)
+    assert status == 2 and err.endswith(f"\n{refusal}")
     (standins.folder / "squeue").write_text("")
     (standins.folder / "sbatch").write_text("78\n")
     assert say(*words)[0] == 0
     assert [line["id"] for line in submissions(run)] == ["77", "78"]
-
-
-def test_packed_sets_are_staged_where_the_spec_asks(say: Say, tmp_path: Path) -> None:
-    for name in ("train", "val"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "pack.json").touch()
-    words = ("submit", PAPER, *ON_SUMMIT, "--nodes", "256", "data.train=train", "data.val=val", "--dry-run")
-    status, out, err = say(*words, "data.stage=auto")
-    assert status == 0
-    assert f"  staging      {tmp_path}/train, {tmp_path}/val to /mnt/bb/$USER\n" in err
-    assert out.count("# {staged}: each node's copy of ") == 2 and f" copy of {tmp_path}/val\n" in out
-    assert ' train "$run/job/spec.yaml" "data.stage=\'{staged}\'"\n' in out
-    for other, said in (
-        (("data.stage=auto", "data.train=t.csv", "data.val=v.csv"), "none: data.train and data.val are not packed"),
-        (("data.stage=auto", "--set", "node_local=null"), "none: summit has no node_local"),
-        ((), None),
-        (("data.stage=/ssd",), None),  # the trainer does it
-    ):
-        status, out, err = say(*words, *other)
-        assert (status, "{staged}" in out) == (0, False)
-        assert (f"  staging      {said}\n" in err) if said else "staging" not in err
-
-
-def test_uneven_shares_are_said_before_the_queue_is_asked(say: Say) -> None:
-    said = [say("submit", PAPER, *ON_SUMMIT, "--nodes", str(nodes), "--dry-run")[2] for nodes in (100, 128)]
-    assert "85.3 % efficiency: ranks with 2 virtual GPUs wait for those with 3; 512 ranks would be as fast" in said[0]
-    assert "load balance" not in said[1]
 
 
 def test_a_chain_is_said_and_submitted(say: Say, standins: Standins, tmp_path: Path) -> None:
@@ -212,46 +119,6 @@ def test_a_chain_is_said_and_submitted(say: Say, standins: Standins, tmp_path: P
     assert out.startswith("tsm_r50_8f_1536gpu: 5 jobs, one after the other, 101 to 105, submitted; the script is ")
     assert [job["options"].get("-w") for job in standins.jobs()] == [None, *(f"ended({n})" for n in range(101, 105))]
     assert len(submissions(tmp_path / "runs/tsm_r50_8f_1536gpu")) == 5
-
-
-ONE = "submit --site summit --nodes 1"
-REFUSALS = {
-    "submit --site sumit --nodes 1": "site 'sumit' not found; did you mean summit? shipped: ",
-    "submit --site summit --nodes 257": "scale.gpus must be at least the 1,542 ranks on 257 nodes of summit, got 1536; "
-    "try --nodes 256 or fewer",
-    "submit --site summit --nodes 0": "--nodes must be 1 or more, got 0",
-    "submit --site local --nodes 2": "local: a job must have at most 1 node, got 2",
-    "submit --site slurm_v100 --nodes 96": "slurm_v100: a job must have at most 64 nodes, got 96",
-    f"{ONE} --set acount=x": "override 'acount=x': acount: unknown key",
-    f"{ONE} --speed 0": "--speed must be above 0 and finite, got 0",
-    f"{ONE} --max-requeues -1": "--max-requeues must be 0 or more, got -1",
-    f"{ONE} --walltime 0:00": "--walltime must be at least a minute, got 0:00",
-    f"{ONE} scale.gpu=1": "scale.gpu: unknown key; did you mean gpus?",
-    "plan --nodes 2": "--nodes must be used with --site",
-    "plan --walltime 2:00": "--walltime must be used with --site",
-    "plan --price 2": "--price must be used with --site",
-    "plan --site summit --nodes 2 --ranks 6": "--ranks must be 12 on 2 nodes of summit, got 6; try --nodes",
-    "plan --site summit --ranks 8": "--ranks must be 6 on 1 node of summit, got 8; try --nodes alone",
-    "plan --site summit --nodes 300": "scale.gpus must be at least the 1,800 ranks on 300 nodes of summit, got 1536",
-}
-
-
-@pytest.mark.parametrize("words", REFUSALS)
-def test_mistakes_are_one_line_and_2(say: Say, words: str) -> None:
-    command, *more = words.split()
-    dry = ["--dry-run"] if command == "submit" else []
-    assert REFUSALS[words] in refused(say(command, PAPER, "--clips", "240000", *more, *dry))
-
-
-def test_a_walltime_of_the_wrong_form_is_the_parsers(say: Say) -> None:
-    err = say("submit", PAPER, *ON_SUMMIT, "--nodes", "256", "--walltime", "2h")[2]
-    assert "argument --walltime: '2h': must be hours and minutes, such as 2:00" in err
-
-
-def test_a_missing_manifest_is_named_before_the_queue_is_asked(say: Say, standins: Standins) -> None:
-    line = refused(say("submit", PAPER, "--site", "summit", "--nodes", "256"))
-    assert "kinetics400/train.csv not found; give the number of its clips with --clips N" in line
-    assert standins.jobs() == []
 
 
 def test_without_the_scheduler_nothing_is_written(say: Say, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

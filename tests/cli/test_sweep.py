@@ -254,30 +254,6 @@ def test_status_of_a_sweep_that_was_not_started_writes_nothing(say: Say, write_s
     assert out.endswith("study: 2 missing\n") and not (tmp_path / "runs").exists()
 
 
-TWO_SEEDS = "grid: {seed: [0, 1]}"
-
-
-@pytest.mark.parametrize(
-    ("axes", "words", "message"),
-    [
-        (TWO_SEEDS, "", "choose one of --dry-run, --local, --site NAME and --status"),
-        (TWO_SEEDS, "--local --site local", "--local is --site local; leave out"),
-        (TWO_SEEDS, "--local --json", "--json needs --dry-run or --status"),
-        (TWO_SEEDS, "--dry-run --walltime 2:00", "--walltime and --set need --site"),
-        (TWO_SEEDS, "--site slurm_generic", "seed-0: the number of nodes is missing; add nodes: N"),
-        ("grid: {seed: [0]}\nnodes: 3", "--site slurm_generic", "seed-0: scale.gpus must be at least the 12 ranks on"),
-        ("grid: {seed: [0], scale.gpus: [64]}", "--local", "seed-0_gpus-64: data.train has 80 clips"),
-        (TWO_SEEDS, "--dry-run data.train=no.csv", "data.train: no.csv not found; give the number"),
-        ("grid: {sed: [0, 1]}", "--dry-run", "study.yaml:3: sed: unknown key; did you mean seed?"),
-    ],
-)
-def test_mistakes_are_one_line_and_2(
-    say: Say, write_sweep: Sweeps, standins: Standins, axes: str, words: str, message: str
-) -> None:
-    assert message in refused(say("sweep", write_sweep(f"{axes}\n"), *words.split()))
-    assert standins.calls("sbatch") == []
-
-
 @pytest.fixture
 def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs of a sweep here are forked from this process: they need not import torch again."""

@@ -26,7 +26,6 @@ from summit_train.cluster.schedulers import SCHEDULERS
 from summit_train.cluster.site import Site, load_site
 from summit_train.core.errors import RunFailed
 from tests.cluster.test_doctor import program
-from tests.worlds import refused
 
 PARTITIONS = """\
 echo 'PartitionName=long Default=NO MaxNodes=UNLIMITED MaxTime=2-12:00:00 TotalNodes=64 State=UP'
@@ -161,12 +160,6 @@ def test_a_site_is_examined_as_far_as_this_machine_can(login, tmp_path):
     *_, last = examine_site(load_site("lsf_generic"), tmp_path)
     assert last == Check("scheduler", "fail", "no bsub on PATH", "use a login node of lsf_generic")
     assert [check.name for check in examine_site(load_site("local"), tmp_path)][-1] == "disk for runs"
-
-
-def test_the_trial_needs_a_batch_system(say):
-    reason = "--submit must be used with --site NAME of a batch system; try --site slurm_generic"
-    for words in ((), ("--site", "local")):
-        assert refused(say("doctor", "--submit", *words)) == reason
 
 
 # What the trial job's script is run as by a scheduler of small programs, which writes its output as Slurm does.

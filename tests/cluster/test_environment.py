@@ -176,12 +176,6 @@ def test_the_systems_own_python_is_refused(monkeypatch):
         environment_files()
 
 
-def test_the_command_needs_a_place_for_the_file(say, tmp_path):
-    (tmp_path / "file").touch()
-    status, out, err = say("env", "pack", tmp_path / "file/out.tar")
-    assert (status, out) == (2, "") and "file/out.tar: cannot be written: Not a directory" in err
-
-
 # Jobs.
 
 

@@ -134,26 +134,10 @@ def test_the_largest_share_costs_its_time():
     assert half.hours == pytest.approx(2 * hours[128])
 
 
-@pytest.mark.parametrize(
-    ("gpus", "nodes", "message"),
-    [
-        (1536, 0, "--nodes must be 1 or more, got 0"),
-        (1536, -1, "--nodes must be 1 or more, got -1"),
-        (1536, 257, "scale.gpus must be at least the 1,542 ranks on 257 nodes of summit, got 1536; try --nodes 256 or"),
-        (5, 1, r"the 6 ranks on 1 node of summit, got 5; raise it or lower ranks_per_node"),
-    ],
-)
-def test_more_ranks_than_virtual_gpus(gpus, nodes, message):
-    site, spec = load_site("summit"), load_spec(KINETICS / "tsm_r50_8f.yaml", [f"scale.gpus={gpus}"])
-    with pytest.raises(UserError, match=message):
-        check_ranks(site, spec, nodes)
-    assert check_ranks(site, load_spec(KINETICS / "tsm_r50_8f.yaml", ["scale.gpus=null"]), 5) == 30
-
-
 def test_fewer_nodes_need_a_batch_of_their_own():
     site = load_site("slurm_generic", ["min_nodes=2"])
     spec = load_spec(KINETICS / "tsm_r50_8f.yaml", ["scale.gpus=null"])
-    assert check_ranks(site, spec, 2) == 8
+    assert check_ranks(site, spec, 2) == 8 and check_ranks(load_site("summit"), spec, 5) == 30
     with pytest.raises(UserError, match=r"scale\.gpus must be set with min_nodes, .*; try scale\.gpus=12"):
         check_ranks(site, spec, 3)
 
@@ -175,20 +159,6 @@ def test_a_sites_failures_say_how_often_to_save(background):
     for named in ("null", "7"):  # the user's word
         spec = load_spec(KINETICS / "tsm_r50_8f_1536gpu.yaml", [f"checkpoint.every_minutes={named}"])
         assert save_often(often, spec, plan) == (spec, [])
-
-
-@pytest.mark.parametrize(
-    "asked",
-    [
-        *({"speed": value} for value in (0.0, math.nan, math.inf)),
-        *({"price": value} for value in (-1.0, math.nan, math.inf)),
-        {"walltime": 0},
-        {"max_requeues": -1},
-    ],
-)
-def test_what_cannot_be_asked_for(asked):
-    with pytest.raises(UserError, match=r"--(speed|walltime|price|max-requeues) must be"):
-        _cost("tsm_r50_8f", 1, **asked)
 
 
 @pytest.mark.parametrize(("nodes", "jobs", "requeues"), [(64, 1, 3), (32, 2, 4), (8, 5, 10)])
@@ -215,8 +185,6 @@ def test_the_rows_for_people():
     assert [name for name, _ in here.rows()] == ["training", "evaluation"]
     uncapped = _cost("tsm_r50_8f", 1, "scale.gpus=4", site=load_site("slurm_generic"), walltime=10_000)
     assert (uncapped.jobs, uncapped.walltime_minutes) == (1, 10_000)
-    with pytest.raises(UserError, match="at most 4,608 nodes"):
-        _cost("tsm_r50_8f", 4609, "scale.gpus=null", "scale.clips_per_gpu=1")
 
 
 def test_the_walltime_counts_the_validations_and_the_final_evaluation():

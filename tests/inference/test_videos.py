@@ -125,18 +125,6 @@ def test_labels_of_other_classes_are_not_used(
     assert notes == ([f"{tmp_path}/list.csv: its labels are not used: {reason}"] if reason else [])
 
 
-def test_words_that_name_nothing(folder: Path, trained: Trained) -> None:
-    (folder / "empty").mkdir()
-    for words, reason in (
-        ([], "VIDEO is missing"),
-        ([Path("gone.mp4"), folder, Path("lost")], "gone.mp4, lost: No such file or directory"),
-        ([folder / "empty"], "empty: no video in this folder"),
-    ):
-        with pytest.raises(UserError, match=reason) as caught:
-            listed(trained, *words)
-        assert "\n" not in str(caught.value)
-
-
 def test_a_network_of_regions_takes_lists_that_name_them(motion_set: Path, tmp_path: Path, trained_run: Path) -> None:
     trained = open_trained(trained_run, ["data.region=columns"])
     video = motion_set / "videos/val_000000.mp4"

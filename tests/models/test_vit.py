@@ -244,6 +244,7 @@ ATTENTION = "blocks.3.attn"
 QUERY, KEY, VALUE = (f"{ATTENTION}.{kind}.weight" for kind in ("query", "key", "value"))
 SHAPES = f"matrices of one shape: {QUERY} (48, 48), {KEY}"
 BIAS = f"{ATTENTION}.qkv.bias"
+BIASES = f"{BIAS} must be of queries, keys and values"
 
 
 @pytest.mark.parametrize(
@@ -261,16 +262,8 @@ BIAS = f"{ATTENTION}.qkv.bias"
         ({}, qkv_parts("value"), f"and no {VALUE}"),
         ({}, qkv_parts(key=torch.ones(48, 47)), f"{SHAPES} (48, 47)"),
         ({}, qkv_parts(key=torch.tensor(1.0)), f"{SHAPES} ()"),
-        (
-            {},
-            lambda state: state | {BIAS: torch.ones(2)},
-            f"{BIAS} must be of queries, keys and values, got shape (2,)",
-        ),
-        (
-            {},
-            lambda state: state | {BIAS: torch.tensor(1.0)},
-            f"{BIAS} must be of queries, keys and values, got shape ()",
-        ),
+        ({}, lambda state: state | {BIAS: torch.ones(2)}, f"{BIASES}, got shape (2,)"),
+        ({}, lambda state: state | {BIAS: torch.tensor(1.0)}, f"{BIASES}, got shape ()"),
     ],
 )
 def test_files_of_other_vits_are_refused(
@@ -358,7 +351,7 @@ def test_drop_path_takes_whole_clips_by_the_seed_and_grows_with_the_depth() -> N
     assert drop.eval()(x) is x and not any("drop" in name for name in model.state_dict())
 
 
-def test_recomputed_blocks_leave_out_the_same_clips(*CLIPS) -> None:
+def test_recomputed_blocks_leave_out_the_same_clips() -> None:
     kept, recomputed = (random_vit("shift", drop_path=0.9).train() for _ in range(2))
     recompute_blocks(recomputed)
     for model in (kept, recomputed):

@@ -22,7 +22,6 @@ import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from statistics import fmean
 
 from tests import slurm
 from tests.soak.soak import KINDS, STEPS_AN_EPOCH, UNASKED, Found, Soak
@@ -30,28 +29,22 @@ from tests.soak.soak import KINDS, STEPS_AN_EPOCH, UNASKED, Found, Soak
 
 def table(found: Found) -> list[str]:
     """The faults by kind."""
-    lines = ["kind           faults  restarts  status            lost, mean (most)    named"]
+    lines = ["kind           faults  statuses          named"]
     for kind in (*KINDS, UNASKED):
         faults = [fault for fault in found.faults if fault.kind == kind]
-        if not faults:
-            continue
-        statuses = sorted({"went on" if fault.status is None else str(fault.status) for fault in faults})
-        lost = [fault.lost_s for fault in faults]
-        named = [fault.named for fault in faults if fault.named is not None]
-        restarts = sum(fault.status is not None for fault in faults)
-        lines.append(
-            f"{kind:<13}  {len(faults):>6}  {restarts:>8}  {', '.join(statuses):<16}  "
-            f"{f'{fmean(lost):.1f} s ({max(lost):.1f} s)':<19}  {f'{sum(named)} of {len(named)}' if named else '-'}"
-        )
+        if faults:
+            statuses = sorted({"went on" if fault.status is None else str(fault.status) for fault in faults})
+            named = [fault.named for fault in faults if fault.named is not None]
+            counts = f"{sum(named)} of {len(named)}" if named else "-"
+            lines.append(f"{kind:<13}  {len(faults):>6}  {', '.join(statuses):<16}  {counts}")
     return lines
 
 
 def summary(found: Found, args: argparse.Namespace) -> list[str]:
-    parts = [", ".join(f"{what} {seconds} ({share})" for what, seconds, share in rows) for rows in found.rows]
     return [
         f"{found.runs} runs of {args.steps:,} steps on {args.ranks} ranks over {args.comm}, seed {args.seed}: "
         f"{len(found.faults)} faults, {found.starts} starts",
-        *(f"goodput {100 * goodput:.1f} %: {part}" for goodput, part in zip(found.goodput, parts, strict=True)),
+        f"goodput: {', '.join(f'{100 * goodput:.1f} %' for goodput in found.goodput)}",
         f"bit-equal to the run without faults: {'yes' if found.equal == found.runs else 'NO'} "
         f"({found.equal} of {found.runs})",
         f"left behind: {'nothing' if not found.left else '; '.join(found.left)}",

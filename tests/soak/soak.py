@@ -28,9 +28,8 @@ from typing import NamedTuple
 from summit_train.core.files import file_sha256
 from summit_train.core.processes import find_mpirun, mpi_environment, mpirun_command, torchrun_command
 from summit_train.core.run_folder import find_checkpoints
-from summit_train.core.run_log import StepRecord
 from summit_train.data.motion import MotionSet, write_motion_set
-from summit_train.report.goodput import goodput_rows, time_spent
+from summit_train.report.goodput import time_spent
 from summit_train.report.records import RunRecord
 from tests import slurm
 from tests.conftest import spec_writer
@@ -63,15 +62,12 @@ class Fault:
     """A fault of a rank, a file or a node.
 
     at: the highest step before it ended the ranks, or when it came. status: of the launcher, None where the run went
-    on. ended: when the last step was written before the next start, in seconds since 1970. lost_s: from then until the
-    run had made a step more. named: the ranks said what it was; None where none of them can.
+    on. named: the ranks said what it was; None where none of them can.
     """
 
     kind: str
     at: int
-    ended: float = 0.0
     status: int | None = None
-    lost_s: float = 0.0
     named: bool | None = None
 
 
@@ -84,7 +80,6 @@ class Found:
     equal: int = 0
     starts: int = 0
     goodput: list[float] = field(default_factory=list)
-    rows: list[list[tuple[str, str, str]]] = field(default_factory=list)
     left: list[str] = field(default_factory=list)
 
 
@@ -178,8 +173,6 @@ class Soak:
             self.found.starts += len(run.log.starts)
             if (spent := time_spent(run)) is not None:
                 self.found.goodput.append(spent.goodput)
-                self.found.rows.append(goodput_rows(spent))
-            self._measure(run)
         self.found.left += [str(path) for path in Path("/dev/shm").iterdir()] if self.args.private else []
         self.found.left += [str(path) for path in (self.folder / "tmp").rglob("*") if _is_left(path)]
         self.found.left += [str(path) for path in (self.folder / "runs").rglob(".*")]
@@ -238,8 +231,9 @@ class Soak:
             if kind is not None or job_faults == len(self.found.faults):
                 self.found.faults.append(Fault(UNASKED, 0))
                 print(output[-4000:], file=sys.stderr)
-            pending, reached = self.found.faults[-1], _progress(spec)
-            pending.status, pending.at, pending.ended = status, reached.highest, reached.last
+            pending = self.found.faults[-1]
+            pending.status = status
+            pending.at = _progress(spec).highest
             if (rule := KINDS.get(pending.kind, "")) and not rule.startswith("then "):
                 pending.named = re.search(rule, output) is not None
             self._tell(pending)
@@ -305,7 +299,6 @@ class Soak:
                         time.sleep(1)
                         os.kill(victim, signal.SIGCONT)
                         time.sleep(0.3)
-                    fault.lost_s = float(PULSES)
                 case "NaN":
                     os.kill(victim, signal.SIGUSR1)
                 case "bad video":
@@ -328,16 +321,6 @@ class Soak:
         if self.cluster is not None:
             self.cluster.bring_back()
 
-    def _measure(self, run: RunRecord) -> None:
-        """Work out what each fault of the run that was just trained cost, from the times of its records."""
-        first = dict[int, float]()
-        for record in run.log.records:
-            if isinstance(record, StepRecord) and isinstance(record.time, float):
-                first.setdefault(record.step, record.time)
-        for fault in self.found.faults:
-            if run.log.records[0].time <= fault.ended and fault.at + 1 in first:  # type: ignore[operator]
-                fault.lost_s = first[fault.at + 1] - fault.ended
-
     def _tell(self, fault: Fault) -> None:
         status = "went on" if fault.status is None else f"status {fault.status}"
         said = {None: "", True: ", named", False: ", NOT named"}[fault.named]
@@ -345,22 +328,19 @@ class Soak:
 
 
 class Progress(NamedTuple):
-    """How often a run has begun to train, its steps since it last did, the highest step, the last record's time."""
+    """How often a run has begun to train, its steps since it last did, the highest step."""
 
     starts: int
     since: int
     highest: int
-    last: float
 
 
 def _progress(spec: Path) -> Progress:
     starts = records(_run_path(spec), "start")
     steps = records(_run_path(spec), "step")
     begun = starts[-1]["time"] if starts else 0.0
-    since = [step for step in steps if step["time"] >= begun]
-    return Progress(
-        len(starts), len(since), max((step["step"] for step in steps), default=0), since[-1]["time"] if since else begun
-    )
+    since = sum(step["time"] >= begun for step in steps)
+    return Progress(len(starts), since, max((step["step"] for step in steps), default=0))
 
 
 def _is_left(path: Path) -> bool:

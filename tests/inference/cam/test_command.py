@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import os
-import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +17,6 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from summit_train.inference.cam.command import draw_strip, heated, output_names
-from tests.runs import changed_copy
 from tests.worlds import Say
 
 GIVEN = ("--threshold", "0.1")
@@ -108,29 +106,6 @@ def test_a_manifest_with_spans_and_directions(cam: Cam, trained_run: Path, motio
     assert frames == [[0, 1, 2, 3], [7, 6, 5, 4], [2, 3, 4, 5]]
     names = [Path(row["maps"]).name for row in rows]
     assert names == ["val_000000.npz", "val_000000_2.npz", "val_000000_3.npz"]
-
-
-def test_mistakes_are_found_before_the_work(cam: Cam, trained_run: Path, motion_set: Path, tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    (tmp_path / "empty").mkdir()
-    alone = changed_copy(trained_run, tmp_path / "alone.pt")
-    video, out = motion_set / VIDEO, tmp_path / "out"
-    for folder, words, reason in (
-        (tmp_path / "file/out", [trained_run, video, *GIVEN], "--out .*/out: cannot be written: Not a dir"),
-        (tmp_path / "file", [trained_run, video, *GIVEN], "--out .*file: cannot be written: Not a directory"),
-        (out, [trained_run, tmp_path / "empty", *GIVEN], "empty: no video in this folder"),
-        (out, [trained_run, "data.val=x", *GIVEN], "VIDEO is missing"),
-        (out, [trained_run, video, *GIVEN, "--class", "lift"], "class 'lift' not found; did you mean 'left'"),
-        (out, [trained_run, video, "gone.mp4", *GIVEN], "gone.mp4: No such file or directory"),
-        (out, [alone, video, "data.val=gone.csv"], "gone.csv does not exist .*--threshold VALUE"),
-        (out, [tmp_path / "empty", video, *GIVEN], "empty: no checkpoint in this folder"),
-    ):
-        printed, err = cam(*words, status=2, out=folder)
-        assert printed == "" and len(err.splitlines()) == 1 and re.search(reason, err), err
-    for option, value in (("--threshold", "nan"), ("--threshold", "x")):
-        _, err = cam("run", "a.mp4", option, value, status=2)
-        assert f"argument {option}: must be " in err and err.endswith(f", got '{value}'\n")
-    assert not (out / "cam.csv").exists()
 
 
 def test_long_and_odd_names_stay_file_names(tmp_path: Path) -> None:

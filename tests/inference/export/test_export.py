@@ -26,7 +26,7 @@ from summit_train.inference.trained import open_trained
 from summit_train.spec import ModelSpec
 from tests.inference.export.conftest import run_export
 from tests.runs import changed_copy
-from tests.worlds import Say, refused
+from tests.worlds import Say
 
 
 def test_the_description_of_a_stream(stream_file: Path, trained_run: Path, motion_set: Path) -> None:
@@ -165,25 +165,6 @@ def test_the_check_takes_the_first_video_that_can_be_read(trained_run: Path, mot
         assert len(left_out) == ("torn" in (rows or "")) and len(said) == len(left_out) + 2
 
 
-@pytest.mark.parametrize(
-    ("out", "reason"),
-    [
-        ("model.pt", "--out must be a file name that ends in .onnx, got model.pt"),
-        ("/dev/null/model.onnx", "--out /dev/null/model.onnx: cannot be written: Not a directory"),
-        ("folder.onnx", "folder.json: cannot be written: is not a regular file"),
-    ],
-)
-def test_a_wrong_request_is_refused_before_the_work(
-    out: str, reason: str, trained_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delattr(module, "exported")
-    (tmp_path / "folder.json").mkdir()
-    with pytest.raises(UserError, match=reason) as refused:
-        run_export(trained_run, Path(out))
-    assert "\n" not in str(refused.value)
-
-
 def test_a_vit_of_fixed_positions_keeps_the_size_it_was_trained_on(trained_run: Path, tmp_path: Path) -> None:
     trained, out = open_trained(trained_run), tmp_path / "model.onnx"
     number = "must be data.crop, 32, for a vit that numbers the patches"
@@ -247,13 +228,3 @@ def test_without_a_package(tmp_path: Path, say: Say, monkeypatch: pytest.MonkeyP
     fix = "pip install onnx onnxruntime onnxscript"
     message = f"summit-train: export needs the package onnxscript, which is not installed: {fix}\n"
     assert say("export", "run", "--out", tmp_path / "a.onnx") == (2, "", message)
-
-
-def test_mistakes_are_one_line_and_2(trained_run: Path, tmp_path: Path, say: Say) -> None:
-    words = ("export", trained_run, "--out", tmp_path / "a.onnx")
-    for option, value in (("size", "axb"), ("size", "64x"), ("size", "31x64"), ("batch", "two"), ("batch", "0")):
-        status, _, err = say(*words, f"--{option}={value}")
-        assert status == 2 and f"argument --{option}: must be " in err and err.endswith(f", got '{value}'\n")
-    assert refused(say(*words, "--card")).startswith("--card was removed: publish the checkpoint")
-    assert "its shift needs the next frame" in refused(say(*words, "--stream", "model.shift_direction=both"))
-    assert list(tmp_path.iterdir()) == []

@@ -15,7 +15,7 @@ import torch
 from av.video.frame import VideoFrame
 from numpy.typing import NDArray
 
-from summit_train.core.errors import RunFailed, UserError
+from summit_train.core.errors import RunFailed
 from summit_train.data.video.clips import VideoClip
 from summit_train.data.video.source import DecodeError, Encoded
 from summit_train.data.video.stream import Progress, StreamFrame, file_frames
@@ -83,17 +83,6 @@ def test_scores_that_are_no_numbers_end_the_stream(trained: Trained) -> None:
     stream = Labeller(dataclasses.replace(trained, weights=weights), CPU)
     with pytest.raises(RunFailed, match="not finite"):
         stream.logits(np.zeros((32, 32, 3), np.uint8))
-
-
-RESNET50 = ("model.backbone=resnet50", "data.num_frames=16")
-
-
-def test_networks_that_cannot_stream(trained_run: Path) -> None:
-    """tests/models/test_online.py has the others."""
-    reason = r"step_00000020\.pt: .*its shift needs the next frame"
-    with pytest.raises(UserError, match=reason) as caught:
-        Labeller(open_trained(trained_run, ["model.shift_direction=both"]), CPU)
-    assert "\n" not in str(caught.value)
 
 
 def test_the_2d_twin_streams_and_an_accelerated_network_does_not(
