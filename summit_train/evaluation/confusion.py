@@ -41,7 +41,7 @@ class Confusion:
 
     @cached_property
     def percents(self) -> dict[str, NDArray[np.float64]]:
-        """precision, f1 and recall of each class, (C,); NaN where there is nothing to divide by.
+        """Compute precision, f1 and recall of each class, (C,); NaN where there is nothing to divide by.
 
         precision: of the videos that are taken for the class. recall: of its videos, its top-1 accuracy. f1: their
         harmonic mean.

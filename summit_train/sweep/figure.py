@@ -198,7 +198,8 @@ def draw_runs(sweep: Sweep, rows: Sequence[Row]) -> Figure | None:
             is_first = "baseline" not in axes.get_legend_handles_labels()[1]
             if not np.isnan(baselines).all():
                 axes.plot(x, baselines, "_", color=GREY, markersize=14, label="baseline" if is_first else "")
-        mean, std = point[main.key], point[f"{main.key}_std"]
+        mean = point[main.key]
+        std = point[f"{main.key}_std"]
         axes.axhline(mean, color=GREY, linewidth=1.0)
         if std is not None:
             axes.axhspan(mean - std, mean + std, color=GREY, alpha=0.15, linewidth=0)
