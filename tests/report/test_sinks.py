@@ -64,7 +64,7 @@ def test_a_csv_for_each_run_has_a_row_for_each_step(run, write_run, tmp_path):
 def test_a_missing_package_is_named(run, tmp_path, monkeypatch):
     for write, package in ((write_mlflow, "mlflow"), (write_wandb, "wandb")):
         monkeypatch.setitem(sys.modules, package, None)
-        with pytest.raises(UserError, match=f"--to {package} needs .*: pip install {package}"):
+        with pytest.raises(UserError, match=rf"--to {package} needs .*: pip install 'summit_train\[trackers\]'"):
             write([RunRecord(run)], tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
