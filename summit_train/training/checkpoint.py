@@ -279,6 +279,8 @@ def starting_state(
         right = f"Give this run another name; to begin it with these weights, set model.pretrained to {spec.run_path}"
         if is_length and before < epochs:
             right = f"To train it longer: train {spec.run_path} --more-epochs {epochs - before}"
+        elif all(map(_MAY_CHANGE.fullmatch, differing)):
+            right = f"To continue with the new values: train {spec.run_path} --from {state['step']} KEY=VALUE"
         raise CheckpointError(f"{path} is of another experiment: {'; '.join(differing.values())}. {right}")
     return state, [*notes, f"resumes from {path}"]
 

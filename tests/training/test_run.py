@@ -163,6 +163,8 @@ def test_another_experiment_is_refused_with_the_difference(done: str, tmp_path: 
     assert "optimizer.momentum: the checkpoint has 0.9, this run 0.5" in output
     assert "model.width: the checkpoint has 0.125, this run 0.25" in output
     assert f"Give this run another name; to begin it with these weights, set model.pretrained to {run}" in output
+    output = command(0, "train", done, "optimizer.momentum=0.5")[1]
+    assert f"To continue with the new values: train {run} --from 10 KEY=VALUE" in output
     words = ("optimizer.momentum=0.5", "name=other", f"model.pretrained={run}")
     assert "pretrained: " in train(0, done, *words) and steps_of(tmp_path / "runs/other") == list(range(1, 11))
 
