@@ -30,7 +30,7 @@ _SETS = [(f"train{end}", f"{val}{end}") for end in (".csv", ".txt", "") for val 
 _PARTS = ("train", "training", "test", "testing", "val", "validation", "valid", "eval")  # no classes, where several
 _GPUS = 2
 _SHORT_EPOCH = 5_000  # clips; it is validated each time
-_DRIVERS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")  # of GPUs; the last in WSL2
+_DRIVERS = ("/dev/nvidiactl", "/dev/kfd", "/usr/lib/wsl/lib/libcuda.so.1")  # of GPUs; the last in WSL2
 # What a CPU trains in minutes: a tenth of ResNet-50's multiply-adds, on a quarter of the pixels.
 _FOR_A_CPU: dict[str, dict[str, Any]] = {
     "model": {"backbone": "mobilenet_v2"},

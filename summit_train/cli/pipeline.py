@@ -164,7 +164,8 @@ def _stopped(run: Run, stop: StopRequest) -> Result:
     def record() -> None:
         run.writer.wait()
         paths = find_checkpoints(spec.run_path)
-        if not paths and (origin := Origin.read(spec.run_path)) is not None:
+        origin = Origin.read(spec.run_path)
+        if not paths and origin is not None and Path(origin.checkpoint).exists():
             paths = [Path(origin.checkpoint)]  # before its first own one
         last = _still_there(spec, paths)[-1]
         # For the job script: a launcher that ends all ranks at the first one that leaves may hide their status.

@@ -60,16 +60,19 @@ class Keeper:
     def keep(self) -> int:
         """Return the job's exit status: 0 when the run is done, 85 to be requeued.
 
-        One keeper at a time works on a run. A lost node may hold the lock for a while; a signal then counts as when
-        nodes are lost.
+        One keeper at a time works on a run. A lost node may hold the lock for a while; a signal then ends this job and
+        leaves the run's state to the other one.
         """
         try:
             self.job.ranks_words()  # a name in braces may be wrong
             until = time.monotonic() + self.job.waits.lock
+            waited = False
             while is_locked(self.job.folder / "lock") and time.monotonic() < until and not self.job.heard():
+                waited = True
                 self.job.hear(1)
-            if self.job.heard() and is_locked(self.job.folder / "lock"):
-                return self._continue_later(End.LOST, self._progress())
+            if waited and self.job.heard():
+                self.job.say("stopped while another job of this run held its folder; submit it again to continue")
+                return 1
             with RunLock(self.job.folder):
                 return self._keep()
         except UserError as error:

@@ -21,7 +21,7 @@ from summit_train.core.text import counted, percent
 from summit_train.core.watch import StopRequest, Watchdog, leave_if_asked
 from summit_train.data.dataset import Dataset
 from summit_train.data.manifest.reading import check_same_classes
-from summit_train.evaluation.confusion import MOST_CLASSES, class_rows
+from summit_train.evaluation.confusion import class_rows
 from summit_train.evaluation.measures import Measures, interval, left_out, measures_of, say_certainty, say_left_out
 from summit_train.evaluation.precise_bn import recompute_from_training
 from summit_train.evaluation.scores import PREDICTIONS, Scored, prediction_names
@@ -195,7 +195,8 @@ def accuracy_text(result: dict[str, Any], measures: Measures) -> list[str | Text
     if "ema" in result:
         lines += [f"average of the weights: {line}" for line in _mean_text(result["ema"], measures)]
     rows = class_rows(result.get("classes", ()))
-    lowest = f", the {len(rows)} of the lowest recall" if len(result.get("classes", ())) > MOST_CLASSES else ""
+    known = [one for one in result.get("classes", ()) if one["videos"]]
+    lowest = f", the {len(rows)} of the lowest recall" if len(known) > len(rows) else ""
     table = TextTable([(f"class{lowest}", "videos", "precision", "F1", "recall"), *rows])
     return [*lines, *_videos_text(result), *([table] if rows else [])]
 

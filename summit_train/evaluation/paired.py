@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from summit_train.core import rng
 from summit_train.core.errors import UserError
@@ -15,16 +16,17 @@ from summit_train.data.manifest.clip import Clip
 from summit_train.evaluation.fuse import RunScores, check_match
 from summit_train.evaluation.scores import Scores
 
-_RESAMPLES = 1000  # but 100 of more scores than this
-_MOST_SCORES = 1_000_000
+_RESAMPLES = 1000
+_FEWEST_RESAMPLES = 200  # of an interval
+_MOST_WORK = 300_000_000  # scores, over all resamples: some ten seconds
 
 
 def compare(first: RunScores, second: RunScores) -> str:
-    """Say how two runs differ on the videos that both scored, of one class a video in top-1, else in mAP.
+    """Say how two runs differ on the videos that both could read, of one class a video in top-1, else in mAP.
 
     Raises UserError where they have other classes or labels, or no video in common.
     """
-    common = sorted(set(first.clips) & set(second.clips))
+    common = sorted(_read(first) & _read(second))
     if not common:
         raise UserError(f"{first.path} and {second.path} have no video in common")
     first = _among(first, common)
@@ -36,12 +38,17 @@ def compare(first: RunScores, second: RunScores) -> str:
         others = second.scores.right(1)
         only_first = int((right & ~others).sum())
         only_second = int((others & ~right).sum())
-        p = f"p = {mcnemar(only_first, only_second):.2g} (McNemar's exact test)"
-        return f"{both}: only {first.name} has {only_first:,} right, only {second.name} {only_second:,}; {p}"
+        p = mcnemar(only_first, only_second)
+        says = f"p = {p:.2g}" if p > 0 else "p < 1e-300"
+        counts = f"only {first.name} has {only_first:,} right, only {second.name} {only_second:,}"
+        return f"{both}: {counts}; {says} (McNemar's exact test)"
     if not first.scores.labels.any():
         raise UserError(f"{first.path} and {second.path} have no label on the videos that they have in common")
-    bounds = "{:+.2f} to {:+.2f} points".format(*gain(first.scores, second.scores))
-    return f"{both}: mAP of {second.name} minus that of {first.name} {bounds} (95 %, bootstrap of the videos)"
+    what = f"{both}: mAP of {second.name} minus that of {first.name}"
+    bounds = gain(first.scores, second.scores)
+    if bounds is None:
+        return f"{what} {second.scores.value('map') - first.scores.value('map'):+.2f} points; too many for an interval"
+    return f"{what} {bounds[0]:+.2f} to {bounds[1]:+.2f} points (95 %, bootstrap of the videos)"
 
 
 def mcnemar(only_first: int, only_second: int) -> float:
@@ -52,25 +59,49 @@ def mcnemar(only_first: int, only_second: int) -> float:
     for k in range(fewer, 0, -1):
         term *= k / (number - k + 1)
         tail += term
-    largest: float = math.comb(number, fewer) / 2**number
-    return min(1.0, 2 * tail * largest)
+        if term < 1e-17 * tail:
+            break
+    combinations = math.lgamma(number + 1) - math.lgamma(fewer + 1) - math.lgamma(number - fewer + 1)
+    return min(1.0, 2 * tail * math.exp(combinations - number * math.log(2)))
 
 
-def gain(first: Scores, second: Scores) -> tuple[float, float]:
-    """Return the 95 % interval of the second's mAP minus the first's, in points, by bootstrap of their videos."""
+def gain(first: Scores, second: Scores) -> tuple[float, float] | None:
+    """Return the 95 % interval of the second's mAP minus the first's, in points, by bootstrap of their videos.
+
+    None where so many scores would take minutes.
+    """
+    resamples = min(_RESAMPLES, _MOST_WORK // first.scores.size)
+    if resamples < _FEWEST_RESAMPLES:
+        return None
     draw = rng.key(0, "bootstrap")
+    videos = len(first.videos)
+    orders = [np.argsort(-scores.scores.T, axis=1, kind="stable") for scores in (first, second)]
+    labels = [np.take_along_axis(first.labels.T, order, axis=1) for order in orders]
     gains = []
-    for _ in range(_RESAMPLES if first.scores.size <= _MOST_SCORES else _RESAMPLES // 10):
-        rows = draw.integers(len(first.videos), size=len(first.videos))
-        gains.append(_rows(second, rows).value("map") - _rows(first, rows).value("map"))
+    for _ in range(resamples):
+        counts = np.bincount(draw.integers(videos, size=videos), minlength=videos)
+        one, other = (_map_of(counts[order], positive) for order, positive in zip(orders, labels, strict=True))
+        gains.append(other - one)
     low, high = np.nanpercentile(gains, [2.5, 97.5])
     return float(low), float(high)
 
 
+def _map_of(counts: NDArray[np.int64], is_positive: NDArray[np.bool_]) -> float:
+    """Return mAP, percent, of videos that are there `counts` times; both (classes, videos), the highest score first."""
+    hits = counts * is_positive
+    precision = hits.cumsum(1) / np.maximum(counts.cumsum(1), 1)
+    positives = hits.sum(1)
+    known = positives > 0
+    return 100 * float(np.mean((hits * precision).sum(1)[known] / positives[known])) if known.any() else math.nan
+
+
+def _read(run: RunScores) -> set[Clip]:
+    return {clip for clip, is_read in zip(run.clips, run.scores.is_read.tolist(), strict=True) if is_read}
+
+
 def _among(run: RunScores, clips: Sequence[Clip]) -> RunScores:
     row_of = {clip: row for row, clip in enumerate(run.clips)}
-    return replace(run, clips=tuple(clips), scores=_rows(run.scores, [row_of[clip] for clip in clips]))
-
-
-def _rows(scores: Scores, rows: Sequence[int] | np.ndarray) -> Scores:
-    return Scores(scores.videos[rows], scores.labels[rows], scores.scores[rows], scores.is_read[rows])
+    rows = [row_of[clip] for clip in clips]
+    scores = run.scores
+    chosen = Scores(scores.videos[rows], scores.labels[rows], scores.scores[rows], scores.is_read[rows])
+    return replace(run, clips=tuple(clips), scores=chosen)

@@ -103,7 +103,7 @@ class StepCurve:
     level: Callable[[RunRecord], float | None] | None = None
 
     def draw(self, runs: Sequence[RunRecord]) -> Picture | None:
-        """Draw the curves of the runs; None if none has a figures.finite value."""
+        """Draw the curves of the runs; None if none has a finite value."""
         canvas = Canvas(runs, self.unit, self.is_third)
         drawn = [self._draw_run(canvas, i, run) for i, run in enumerate(runs)]
         if not any(drawn):
@@ -120,7 +120,7 @@ class StepCurve:
         return canvas.picture(self.title, caption)
 
     def _draw_run(self, canvas: Canvas, i: int, run: RunRecord) -> bool:
-        """Draw the curve of run i; return whether it has a figures.finite value."""
+        """Draw the curve of run i; return whether it has a finite value."""
         axes = canvas.axes
         colour = canvas.colour(i)
         points = [(step.step, value) for step in run.log.steps if (value := self.value(step)) is not None]

@@ -92,8 +92,9 @@ def read_index(folder: Path) -> Index:
             row["sweep"] = path.parent.resolve().name if below == "." else below
         try:
             run = RunRecord(path)
-            row |= _values(run)
+            values = _values(run)
             curves.append(RunCurves.of(run))
+            row |= values
         except (UserError, OSError) as error:
             is_submitted = (path / _SUBMITTED).is_file()
             row["state"] = "not started" if is_submitted else "broken"

@@ -29,6 +29,8 @@ from summit_train.report.records import RunRecord, read_runs
 if TYPE_CHECKING:
     from summit_train.tasks.detection.section import DetectionSection
 
+_SPEED_AND_PLACE = ("data.workers", "data.root", "data.stage")  # which change no number
+
 
 def write_report(run_dirs: Sequence[str | Path], out: str | Path) -> Path:
     """Write the page of these run directories to `out`, whole or not at all, and return its path.
@@ -85,7 +87,7 @@ def comparison(first: RunRecord, second: RunRecord) -> list[str]:
     settings = [dict(run.settings()) for run in (first, second)]
     for key in dict.fromkeys(key for one in settings for key in one):
         values = [one.get(key) for one in settings]
-        if key.startswith(("loss.", "data.")) and values[0] != values[1]:
+        if key.startswith(("loss.", "data.")) and key not in _SPEED_AND_PLACE and values[0] != values[1]:
             notes.append(f"{key} differs: {show(values[0])} and {show(values[1])}")
     return notes
 

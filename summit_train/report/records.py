@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 from collections import Counter
@@ -16,7 +17,7 @@ from pydantic import ValidationError
 from summit_train.core.errors import UserError
 from summit_train.core.files import read_file
 from summit_train.core.run_log import METRICS_FILE, Replay, number
-from summit_train.core.text import from_json, show
+from summit_train.core.text import from_json
 from summit_train.evaluation.measures import Measures, measures_of
 from summit_train.report import results
 from summit_train.spec.catalog import is_foreign
@@ -104,7 +105,11 @@ class RunRecord:
 
     @cached_property
     def baseline(self) -> results.Baseline | None:
-        return self._parsed(results.Baseline, self._json(results.BASELINE_FILE), results.BASELINE_FILE)
+        found = self._parsed(results.Baseline, self._json(results.BASELINE_FILE), results.BASELINE_FILE)
+        if found is not None and self.final is not None and found.videos != self.final.videos:
+            self._problems.append(f"{results.BASELINE_FILE}: is of {found.videos:,} other videos, left out")
+            return None
+        return found
 
     @cached_property
     def observed(self) -> results.Observed | None:
@@ -151,8 +156,10 @@ class RunRecord:
                     open_sections.append((f"{prefix}{key}.", value))
                 elif isinstance(value, str | int) or number(value) is not None:
                     yield f"{prefix}{key}", value
+                elif isinstance(value, list):
+                    yield f"{prefix}{key}", ", ".join(one if isinstance(one, str) else json.dumps(one) for one in value)
                 else:
-                    yield f"{prefix}{key}", "null" if value is None else show(value) or "none"
+                    yield f"{prefix}{key}", "null" if value is None else "none"
 
     def _parsed(self, kind: type[Result], values: object, name: str) -> Result | None:
         try:

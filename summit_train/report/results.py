@@ -92,11 +92,16 @@ class BestCheckpoint(Checked):
 
 
 class Baseline(Checked):
-    """baseline.json: top-1 of logistic regression on frozen features, and its 95 % interval, in percent."""
+    """baseline.json: top-1 of logistic regression on frozen features, and its 95 % interval, in percent.
+
+    weights: of the network; None: random.
+    """
 
     top1: float
     top1_interval: tuple[float, float]
     features: int
+    videos: int
+    weights: str | None
 
 
 class ObservedPoint(WithMeasures):

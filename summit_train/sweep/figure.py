@@ -186,14 +186,17 @@ def draw_runs(sweep: Sweep, rows: Sequence[Row]) -> Figure | None:
     with house_style():
         figure = Figure(figsize=(6.4, 4.2), layout="constrained")
         axes = figure.subplots()
+        has_bars = False
         for i, seed in enumerate(seeds):
             of_seed = [row for row in done if seed in (None, row["seed"])]
             x = finite(ticks.index(row[axis]) + apart * (i - (len(seeds) - 1) / 2) for row in of_seed)
             y = finite(row[main.key] for row in of_seed)
             is_measured = main.key == "top1" and all(row["videos"] for row in of_seed)
-            bounds = np.array([interval(row["top1"], row["videos"]) for row in of_seed]).T if is_measured else y
+            bounds = [interval(row["top1"], row["videos"]) for row in of_seed] if is_measured else []
+            errors = abs(np.array(bounds).T - y) if is_measured else None
             label = "runs" if seed is None else f"seed {seed}"
-            axes.errorbar(x, y, abs(bounds - y), **series(i), capsize=3, linestyle="", label=label)
+            has_bars = has_bars or is_measured
+            axes.errorbar(x, y, errors, **series(i), capsize=3, linestyle="", label=label)
             baselines = finite(row["baseline"] for row in of_seed)
             is_first = "baseline" not in axes.get_legend_handles_labels()[1]
             if not np.isnan(baselines).all():
@@ -205,9 +208,10 @@ def draw_runs(sweep: Sweep, rows: Sequence[Row]) -> Figure | None:
             axes.axhspan(mean - std, mean + std, color=GREY, alpha=0.15, linewidth=0)
         axes.set_xticks(range(len(ticks)), [drawable(str(tick)) for tick in ticks])
         axes.set(xlabel=axis, xlim=(-0.5, len(ticks) - 0.5))
-        caption = ["Bars: 95 % interval of top-1 (Wilson), for independent clips."] if main.key == "top1" else []
+        caption = ["Bars: 95 % interval of top-1 (Wilson), for independent clips."] if has_bars else []
         over = f"the {axis}s, each the mean over its seeds" if len(seeds) > 1 else f"the {axis}s"
-        caption.append(f"Line and band: mean and standard deviation (n - 1) over {over}.")
+        band = "" if std is None else " and band: mean and standard deviation (n - 1)"
+        caption.append(f"Line{band or ': mean'} over {over}.")
         _finish(sweep, axes, f"{sweep.name}: accuracy of each {axis}", "\n".join(caption))
     return figure
 

@@ -147,12 +147,12 @@ def test_a_second_job_of_a_run_waits_for_the_first(standins, tmp_path):
         waiting = started(standins, script)
         time.sleep(1)
         assert waiting.poll() is None and not standins.calls("asked")
-        (standins.folder / "squeue").write_text("RUNNING\n")
         warned = started(standins, script)
         time.sleep(1)
         warned.send_signal(signal.SIGUSR2)
         status, output = ended_with(standins, warned)
-        assert status == 85 and output.endswith("stopped at step 0; requeued, 1 of 20 requeues\n"), output
+        assert status == 1 and output.endswith("another job of this run held its folder; submit it again to continue\n")
+        assert not (run / "job/state.json").exists() and not (run / "job/requeues").exists()
     assert ended_with(standins, waiting)[0] == 0
 
 

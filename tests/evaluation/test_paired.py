@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 
 from summit_train.core.errors import UserError
 from summit_train.data.manifest.clip import Clip
-from summit_train.evaluation.fuse import read_run
+from summit_train.evaluation.fuse import RunScores, read_run
 from summit_train.evaluation.paired import compare, gain, mcnemar
 from summit_train.evaluation.scores import Scores
 from tests.scored_runs import CLIPS, FLOW, LABELS, RGB, write_scores
@@ -27,8 +28,10 @@ def test_the_p_of_videos_that_one_run_alone_has_right(pairs: tuple[int, int], p:
 
 def test_the_p_of_many_videos_is_the_whole_sum() -> None:
     exact = 2 * Fraction(sum(math.comb(900, k) for k in range(401)), 2**900)
-    assert mcnemar(400, 500) == pytest.approx(float(exact), rel=1e-12)
-    assert 0.20 < mcnemar(50_200, 50_600) < 0.21  # in a moment
+    assert mcnemar(400, 500) == pytest.approx(float(exact), rel=1e-9)
+    assert 0.20 < mcnemar(50_200, 50_600) < 0.21
+    assert mcnemar(2_000_000, 2_001_000) == pytest.approx(math.erfc(999 / math.sqrt(2 * 4_001_000)), rel=1e-5)
+    assert mcnemar(1, 3000) == 0
 
 
 def test_two_runs_are_matched_by_their_videos(tmp_path: Path) -> None:
@@ -37,6 +40,10 @@ def test_two_runs_are_matched_by_their_videos(tmp_path: Path) -> None:
     clips = (CLIPS[2], CLIPS[1], Clip("d.mp4"))
     flow = read_run(str(write_scores(tmp_path / "flow.npz", FLOW[::-1], LABELS[::-1], clips)))
     text = "2 videos scored by both runs: only rgb has 1 right, only flow 1; p = 1 (McNemar's exact test)"
+    assert compare(rgb, flow) == text
+    unread = np.array([True, False, True])  # b: no difference between the networks
+    rgb = replace(rgb, scores=replace(rgb.scores, is_read=unread))
+    text = "1 video scored by both runs: only rgb has 1 right, only flow 0; p = 1 (McNemar's exact test)"
     assert compare(rgb, flow) == text
 
 
@@ -77,3 +84,16 @@ def test_an_interval_of_the_difference_of_map(tmp_path: Path) -> None:
     Scores(np.arange(3), np.zeros((3, 3), bool), np.ones((3, 3)), np.ones(3, bool)).save(empty, CLIPS, ())
     with pytest.raises(UserError, match="have no label on the videos"):
         compare(read_run(str(empty)), read_run(str(empty)))
+
+
+def test_of_very_many_scores_there_is_a_difference_and_no_interval(tmp_path: Path) -> None:
+    labels = np.zeros((2, 800_000), bool)
+    labels[0, 0] = True
+    runs = []
+    for name, first in (("worse", 0.0), ("better", 2.0)):
+        scores = np.ones(labels.shape, np.float32)
+        scores[0, 0] = first
+        clips = (Clip("a.mp4"), Clip("b.mp4"))
+        runs.append(RunScores(name, tmp_path, clips, (), Scores(np.arange(2), labels, scores, np.ones(2, bool))))
+    assert gain(runs[0].scores, runs[1].scores) is None
+    assert compare(*runs).endswith("mAP of better minus that of worse +50.00 points; too many for an interval")

@@ -146,9 +146,14 @@ def test_runs_that_cannot_be_compared_say_why(lost, clips, why, write_run):
 
 @pytest.mark.usefixtures("undrawn")
 def test_the_baseline_is_beside_the_accuracy(write_run):
-    found = {"top1": 78.9, "top1_interval": [55.204, 95.3], "features": 512}
-    page = Page(render(read_runs([write_run(files={"baseline/baseline.json": found})])))
+    file = "baseline/baseline.json"
+    found = {"top1": 78.9, "top1_interval": [55.204, 95.3], "features": 512, "videos": 64, "weights": "w.pth"}
+    page = Page(render(read_runs([write_run(files={file: found})])))
     assert "baseline: frozen features78.90 %" in page.text.replace("\n", "")
     assert "frozen features: top-1 78.90 %, 95 % interval 55.20 to 95.30 %" in page.text
-    broken = render(read_runs([write_run("b", files={"baseline/baseline.json": {"top1": "x"}})]))
-    assert "baseline/baseline.json: has wrong values, left out" in broken
+    assert "baseline: random features" in render(read_runs([write_run("r", files={file: found | {"weights": None}})]))
+    assert f"{file}: is of 3 other videos, left out" in render(
+        read_runs([write_run("o", files={file: found | {"videos": 3}})])
+    )
+    broken = render(read_runs([write_run("b", files={file: {"top1": "x"}})]))
+    assert f"{file}: has wrong values, left out" in broken

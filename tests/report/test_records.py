@@ -77,3 +77,13 @@ def test_what_is_no_run_is_refused_with_what_would_be_right(write_run, tmp_path)
 def test_the_report_imports_no_torch():
     code = "import sys, summit_train.report.page, summit_train.cli.report; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_lists_are_settings_to_their_last_digit_and_item(write_run):
+    spec = {
+        "loss": {"class_weights": [1] * 24 + [0.1234567891]},
+        "data": {"augment": ["crop", {"kind": "dim"}], "mix": {}},
+    }
+    settings = dict(RunRecord(write_run(spec=spec)).settings())
+    assert settings["loss.class_weights"] == "1, " * 24 + "0.1234567891"
+    assert (settings["data.augment"], settings["data.mix"]) == ('crop, {"kind": "dim"}', "none")

@@ -148,7 +148,9 @@ def one_setting(sweep: Sweep) -> None:
         leave_out = ("eval.json",) if number == len(sweep.runs) - 1 else ()
         files: dict[str, Any] = {"eval.json": result}
         if number < 2:
-            files["baseline/baseline.json"] = {"top1": 40.0 + number, "top1_interval": [20, 60], "features": 8}
+            files["baseline/baseline.json"] = {
+                "top1": 40.0 + number, "top1_interval": [20, 60], "features": 8, "videos": 4, "weights": "w.pth",
+            }  # fmt: skip
         path = begun(sweep, number, leave_out=leave_out, files=files)
         labels = np.array([0, 1, 3, 3]) if run.fold == "f1" else np.array([2, 2, 2, 2])
         predicted = [0, 1, 3, 0] if run.fold == "f1" else [2, 1, 1, 2]

@@ -239,3 +239,15 @@ def test_where_the_noise_scale_is_unclear_the_next_batch_counts() -> None:
         assert clear_noise(curve(noise, alone)) == (16, alone)
         assert clear_noise(curve(noise)) is None
     assert clear_noise(curve(Measured(1, 0.5, None))) == (8, Measured(1, 0.5, None))
+
+
+@pytest.mark.parametrize(("baselines", "mean"), [((40.0, 60.0), 50.0), ((40.0, None), None)])
+def test_a_baseline_of_some_folds_is_not_beside_the_accuracy_of_all(
+    make_sweep: Make, begin_of: Any, baselines: Sequence[float | None], mean: float | None
+) -> None:
+    folds = make_sweep("folds: f{1..2}\n")
+    for i, top1 in enumerate(baselines):
+        values = {"top1": top1, "top1_interval": [0, 100], "features": 8, "videos": 64, "weights": "w.pth"}
+        begin_of(folds, i, files={} if top1 is None else {"baseline/baseline.json": values})
+    (point,) = sweep_points(folds, read_rows(folds))
+    assert (point["done"], point["baseline"]) == (2, mean) and point["top1"] is not None
