@@ -68,7 +68,7 @@ def mcnemar(only_first: int, only_second: int) -> float:
 def gain(first: Scores, second: Scores) -> tuple[float, float] | None:
     """Return the 95 % interval of the second's mAP minus the first's, in points, by bootstrap of their videos.
 
-    None where so many scores would take minutes.
+    None for a number of scores that would take minutes.
     """
     resamples = min(_RESAMPLES, _MOST_WORK // first.scores.size)
     if resamples < _FEWEST_RESAMPLES:

@@ -222,7 +222,7 @@ def _point(sweep: Sweep, group: Sequence[tuple[SweepRun, Row]]) -> Point:
     named = sorted({row["fold"] for row in done if row["fold"]})
     for key in (*(measure.key for measure in sweep.measures.every), "training_top1", "baseline"):
         of_folds = [_mean_std([row[key] for row in done if row["fold"] == fold])[0] for fold in named]
-        if key == "baseline" and None in of_folds:  # of other folds than the accuracy beside it
+        if key == "baseline" and None in of_folds:  # its mean would be of other folds than the accuracy
             of_folds = []
         point[key], point[f"{key}_std"] = _mean_std(of_folds if named else [row[key] for row in done])
     is_whole = len(done) == len(rows) and point["folds"] == len({run.fold for run in sweep.runs if run.fold}) > 0
