@@ -18,7 +18,7 @@ from summit_train.evaluation.scores import Scores
 
 _RESAMPLES = 1000
 _FEWEST_RESAMPLES = 200  # of an interval
-_MOST_WORK = 300_000_000  # scores, over all resamples: some ten seconds
+_MOST_WORK = 100_000_000  # scores, over all resamples: some ten seconds
 
 
 def compare(first: RunScores, second: RunScores) -> str:
