@@ -69,7 +69,7 @@ class Evaluation:
         averages: list[dict[str, Any]] = []  # of the same checkpoints' averaged weights
         num_videos = 0
         missing = list[str]()
-        classes = list[dict[str, Any]]()  # of the last checkpoint
+        of_last: Scored | None = None  # the last checkpoint's
         names = self.scorer.dataset.manifest.class_names
         for path, name in zip(paths, prediction_names(paths), strict=True):
             last, average, step = read_weights(self.scorer, model, path)
@@ -85,7 +85,7 @@ class Evaluation:
                     results.append({"path": str(path), "step": step} | values | bad)
                     num_videos = len(scores.videos)
                     missing = left_out(scores, names)
-                    classes = classes if suffix else self.measures.classes(scores, names)
+                    of_last = of_last if suffix else scores
         if world.rank != 0:
             return None
         result = summarise(rows, spec, num_videos) | {"overrides": dict(self.overrides)} | dict(self.goodput)
@@ -93,7 +93,7 @@ class Evaluation:
             result["precise_bn"] = spec.evaluate.precise_bn
         if missing:
             result["classes_left_out"] = missing
-        if classes:
+        if of_last is not None and (classes := self.measures.classes(of_last, names)):
             result["classes"] = classes
         if averages:
             result["ema"] = summarise(averages, spec, num_videos)

@@ -126,12 +126,12 @@ def read_classes(run: RunRecord) -> Classes | None:
     scores = found.scores
     labels = scores.labels
     predicted = scores.scores.argmax(1)
-    videos = np.arange(len(labels))
-    lead = scores.scores[videos, predicted] - scores.scores[videos, labels]
-    examples = dict[tuple[int, int], str]()
-    for video in np.argsort(lead, kind="stable").tolist():  # so the largest lead of a pair is the last
-        if scores.is_read[video]:
-            examples[int(labels[video]), int(predicted[video])] = str(found.clips[video])
+    mistakes = np.flatnonzero(scores.is_read & (predicted != labels))
+    lead = scores.scores[mistakes, predicted[mistakes]] - scores.scores[mistakes, labels[mistakes]]
+    last = dict[tuple[int, int], int]()
+    for video in mistakes[np.argsort(lead, kind="stable")].tolist():  # so the largest lead of a pair is the last
+        last[int(labels[video]), int(predicted[video])] = video
+    examples = {pair: str(found.clips[video]) for pair, video in last.items()}
     return Classes(found.path.stem, scores.names(found.class_names), Confusion.of([scores]), examples)
 
 

@@ -302,6 +302,8 @@ def tables(sweep: Sweep, rows: Sequence[Row]) -> str:
 
 def _table_of_points(sweep: Sweep, points: Sequence[Point]) -> list[dict[str, str]]:
     """Return the points for people; none unless some have several runs."""
+    if not has_repeats(points):
+        return []
     return [
         {
             "curve": point["curve"],
@@ -315,7 +317,6 @@ def _table_of_points(sweep: Sweep, points: Sequence[Point]) -> list[dict[str, st
             "noise scale": NONE if point["noise_scale"] is None else point["noise_scale"].text,
         }
         for point in points
-        if has_repeats(points)
     ]
 
 
